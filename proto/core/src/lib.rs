@@ -5,6 +5,8 @@
 //!
 //! - [`time`], [`tokens`], [`rate`], [`level`], [`id`], [`key`]: the words everything is said in
 //! - [`policy`]: the rules that buckets follow
+//! - [`cell`]: the lock-free word that requests spend from
+//! - [`holder`]: the state machine that keeps a client's cells supplied
 //! - [`message`]: what holders and authorities say to each other
 //! - [`record`]: what a shard keeps durably
 #![no_std]
@@ -27,6 +29,8 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod cell;
+pub mod holder;
 pub mod id;
 pub mod key;
 pub mod level;
