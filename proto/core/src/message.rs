@@ -90,6 +90,12 @@ pub enum Refusal {
     /// The number was never introduced in this stream, or its bucket was forgotten since:
     /// introduce it again under a new number.
     UnknownKey,
+    /// The key has another number of values than the policy has key dimensions: the holder works
+    /// with another policy set, and waits for the next one.
+    KeyMismatch {
+        /// How many the policy has.
+        dimensions: u32,
+    },
     /// The smallest useful grant is more than this bucket can ever grant at once.
     CostAboveCapacity {
         /// The most that it can grant at once.
