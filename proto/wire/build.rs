@@ -26,7 +26,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     )?;
     // Default stubs answer UNIMPLEMENTED, so that calls which are laid out but not served yet need
     // no code.
+    // Ordered maps make equal policies equal on the wire.
     tonic_prost_build::configure()
+        .btree_map(".quota.v1")
         .generate_default_stubs(true)
         .build_transport(false)
         .compile_fds(descriptors)?;

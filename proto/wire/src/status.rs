@@ -123,6 +123,14 @@ pub fn refused(refusal: Refusal, policy: Option<&PolicyId>) -> Status {
             "the key number is not known in this stream: introduce it under a new number",
             &about(Reason::UnknownKey, policy),
         ),
+        Refusal::KeyMismatch { dimensions } => with_detail(
+            Code::FailedPrecondition,
+            format!(
+                "{} has {dimensions} key dimensions: give as many values",
+                named(policy)
+            ),
+            &about(Reason::KeyMismatch, policy),
+        ),
         Refusal::CostAboveCapacity { capacity } => cost_above_capacity(capacity, policy),
         Refusal::Busy { retry_after } => {
             let detail = wire::ErrorDetail {

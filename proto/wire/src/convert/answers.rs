@@ -137,9 +137,14 @@ impl Columns<'_> {
                 capacity: Tokens::new(detail),
             }),
             Code::Busy => Status::Refused(Refusal::Busy { retry_after }),
+            Code::KeyMismatch => Status::Refused(Refusal::KeyMismatch {
+                // More than fits is refused below: it does not encode to the same detail.
+                dimensions: u32::try_from(detail).unwrap_or(u32::MAX),
+            }),
         };
         if encode_status(status).1 != detail {
-            let allowed = format!("0 with the status {}", code.as_str_name());
+            let most = encode_status(status).1;
+            let allowed = format!("at most {most} with the status {}", code.as_str_name());
             return Err(self.detail.refuse(index, detail, allowed));
         }
         Ok(status)
@@ -158,6 +163,9 @@ fn encode_status(status: Status) -> (u64, u64) {
             (Code::CostAboveCapacity, capacity.get())
         }
         Status::Refused(Refusal::Busy { retry_after }) => (Code::Busy, retry_after.as_nanos()),
+        Status::Refused(Refusal::KeyMismatch { dimensions }) => {
+            (Code::KeyMismatch, u64::from(dimensions))
+        }
     };
     let code = u64::try_from(i32::from(code)).expect("codes are not negative");
     (code, detail)
