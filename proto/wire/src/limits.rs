@@ -30,8 +30,6 @@ pub const SHARDS_MAX: usize = 1 << 16;
 pub const NODES_MAX: usize = 1024;
 /// Most policies named in one notice; a notice about more names none.
 pub const NOTICE_POLICIES_MAX: usize = 1024;
-/// Most policies in one update or page.
-pub const POLICIES_MAX: usize = 10_000;
 /// Most namespaces in one watch.
 pub const NAMESPACES_MAX: usize = 64;
 /// Highest running total, message number and sequence number. No honest peer reaches it, and sums

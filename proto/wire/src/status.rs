@@ -7,6 +7,7 @@ use prost::Message as _;
 use quota_core::id::PolicyVersion;
 use quota_core::key::PolicyId;
 use quota_core::message::Refusal;
+use quota_core::policy::PolicyError;
 use quota_core::time::Term;
 use quota_core::tokens::Tokens;
 use tonic::{Code, Status};
@@ -205,19 +206,14 @@ pub fn version_conflict(
     with_detail(Code::Aborted, message, &detail)
 }
 
-/// INVALID_ARGUMENT: a policy breaks a rule. `field` is the path of what is wrong, as far as it is
-/// known.
+/// INVALID_ARGUMENT: a policy breaks a rule of its schema.
 #[must_use]
-pub fn invalid_policy(
-    policy: Option<&PolicyId>,
-    field: &str,
-    error: &dyn std::error::Error,
-) -> Status {
+pub fn invalid_policy(policy: Option<&PolicyId>, error: &PolicyError) -> Status {
     let detail = wire::ErrorDetail {
         fields: vec![wire::FieldViolation {
-            field: field.to_owned(),
-            found: error.to_string(),
-            allowed: String::new(),
+            field: error.field().to_owned(),
+            found: error.value().to_owned(),
+            allowed: error.allowed().to_owned(),
         }],
         ..about(Reason::InvalidPolicy, policy)
     };

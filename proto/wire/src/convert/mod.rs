@@ -10,6 +10,7 @@ mod column;
 pub mod common;
 pub mod handshake;
 pub mod notice;
+pub mod policy;
 pub mod requests;
 pub mod stream;
 pub mod unary;

@@ -227,7 +227,9 @@ pub fn encode_go_away(farewell: &GoAway) -> wire::GoAway {
         GoAwayReason::Replaced => wire::GoAwayReason::Replaced,
         GoAwayReason::TooSlow => wire::GoAwayReason::TooSlow,
     };
-    let end = farewell.message.floor_char_boundary(TEXT_BYTES_MAX);
+    let fits = |end: &usize| farewell.message.is_char_boundary(*end);
+    let longest = farewell.message.len().min(TEXT_BYTES_MAX);
+    let end = (0..=longest).rev().find(fits).expect("zero is a boundary");
     wire::GoAway {
         reason: reason.into(),
         grace_nanos: farewell.grace.as_nanos(),

@@ -5,17 +5,18 @@
 
 use std::collections::BTreeMap;
 
+use prost::Message as _;
 use quota_core::id::PolicyVersion;
 use quota_core::key::PolicyId;
 use quota_core::policy::{
     Action, Condition, CostSpec, Durability, FirstTouch, Kind, LeaseSpec, LimitSpec, OnOutage,
-    OverrideSpec, Period, PolicySpec, Span,
+    OverrideSpec, POLICIES_MAX, Period, PolicySpec, Span,
 };
 
 use super::common::{
     check_count, decode_number, decode_policy_id, decode_term, encode_policy_id, encode_term,
 };
-use crate::limits::POLICIES_MAX;
+use crate::limits::MESSAGE_BYTES_MAX;
 use crate::malformed::Malformed;
 use crate::proto as wire;
 use wire::condition::Condition as WireCondition;
@@ -64,42 +65,111 @@ pub struct PolicyUpdate {
     pub deleted: Vec<PolicyId>,
 }
 
-/// The update.
+/// The update, in as many parts as keep each within [`MESSAGE_BYTES_MAX`]; one at least.
 #[must_use]
-pub fn encode_update(update: &PolicyUpdate) -> wire::PolicyUpdate {
-    wire::PolicyUpdate {
-        revision: update.revision,
-        complete: update.complete,
-        policies: update
-            .policies
-            .iter()
-            .map(|policy| encode_policy(policy.version, &policy.spec))
-            .collect(),
-        deleted: update.deleted.iter().map(encode_policy_id).collect(),
+pub fn encode_update(update: &PolicyUpdate) -> Vec<wire::PolicyUpdate> {
+    let mut parts = Parts {
+        head: wire::PolicyUpdate {
+            revision: update.revision,
+            complete: update.complete,
+            more: true,
+            ..wire::PolicyUpdate::default()
+        },
+        closed: Vec::new(),
+        open_bytes: 0,
+    };
+    let mut open = parts.head.clone();
+    for policy in &update.policies {
+        let policy = encode_policy(policy.version, &policy.spec);
+        parts.make_room(&mut open, policy.encoded_len());
+        open.policies.push(policy);
+    }
+    for id in &update.deleted {
+        let id = encode_policy_id(id);
+        parts.make_room(&mut open, id.encoded_len());
+        open.deleted.push(id);
+    }
+    open.more = false;
+    parts.closed.push(open);
+    parts.closed
+}
+
+/// The parts of an update that are full.
+struct Parts {
+    head: wire::PolicyUpdate,
+    closed: Vec<wire::PolicyUpdate>,
+    open_bytes: usize,
+}
+
+impl Parts {
+    /// Closes the `open` part if it would pass half of the limit with `bytes` more. One policy is
+    /// far smaller than the other half.
+    fn make_room(&mut self, open: &mut wire::PolicyUpdate, bytes: usize) {
+        self.open_bytes += bytes;
+        if self.open_bytes > MESSAGE_BYTES_MAX / 2 {
+            let full = std::mem::replace(open, self.head.clone());
+            self.closed.push(full);
+            self.open_bytes = bytes;
+        }
     }
 }
 
-/// The update.
-///
-/// # Errors
-/// [`Malformed`] if there are too many policies, one of them is malformed, or a complete update
-/// deletes.
-pub fn decode_update(update: wire::PolicyUpdate) -> Result<PolicyUpdate, Malformed> {
-    check_count("policies", update.policies.len(), POLICIES_MAX)?;
-    check_count("deleted", update.deleted.len(), POLICIES_MAX)?;
-    if update.complete && !update.deleted.is_empty() {
-        return Err(Malformed::new(
-            "deleted",
-            format!("{} entries long", update.deleted.len()),
-            "empty in a complete update",
-        ));
+/// Puts the parts of updates together again, one watch long.
+#[derive(Clone, Debug, Default)]
+pub struct UpdateParts {
+    begun: Option<PolicyUpdate>,
+}
+
+impl UpdateParts {
+    /// Takes the next part; the update if it was the last one.
+    ///
+    /// # Errors
+    /// [`Malformed`] if a policy is malformed, parts do not belong together, there are more than
+    /// [`POLICIES_MAX`] policies, or a complete update deletes. The watch is then of no further
+    /// use.
+    pub fn push(&mut self, part: wire::PolicyUpdate) -> Result<Option<PolicyUpdate>, Malformed> {
+        let more = part.more;
+        let mut update = match self.begun.take() {
+            None => PolicyUpdate {
+                revision: part.revision,
+                complete: part.complete,
+                policies: Vec::new(),
+                deleted: Vec::new(),
+            },
+            Some(begun) if (begun.revision, begun.complete) == (part.revision, part.complete) => {
+                begun
+            }
+            Some(begun) => {
+                return Err(Malformed::new(
+                    "revision",
+                    format!("{}, after a part of {}", part.revision, begun.revision),
+                    "the same in all parts of an update, as is `complete`",
+                ));
+            }
+        };
+        if part.complete && !part.deleted.is_empty() {
+            return Err(Malformed::new(
+                "deleted",
+                format!("{} entries long", part.deleted.len()),
+                "empty in a complete update",
+            ));
+        }
+        let policies = update.policies.len().saturating_add(part.policies.len());
+        let deleted = update.deleted.len().saturating_add(part.deleted.len());
+        check_count("policies", policies, POLICIES_MAX)?;
+        check_count("deleted", deleted, POLICIES_MAX)?;
+        update
+            .policies
+            .extend(each("policies", part.policies, decode_policy)?);
+        update
+            .deleted
+            .extend(each("deleted", part.deleted, decode_policy_id)?);
+        if more {
+            self.begun = Some(update);
+            return Ok(None);
+        }
+        Ok(Some(update))
     }
-    Ok(PolicyUpdate {
-        revision: update.revision,
-        complete: update.complete,
-        policies: each("policies", update.policies, decode_policy)?,
-        deleted: each("deleted", update.deleted, decode_policy_id)?,
-    })
 }
 
 /// A policy as it is written. Every field that has a value is sent, defaults too.
@@ -123,7 +193,13 @@ pub fn encode_spec(spec: &PolicySpec) -> wire::PolicySpec {
             Action::Defer(span) => Some(encode_term(span.term())),
         },
         on_outage: encode_on_outage(spec.on_outage).into(),
-        outage_allow_list: spec.outage_allow_list.iter().map(encode_key_text).collect(),
+        outage_allow_list: spec
+            .outage_allow_list
+            .iter()
+            .map(|values| wire::KeyText {
+                values: values.clone(),
+            })
+            .collect(),
         first_touch: encode_first_touch(spec.first_touch).into(),
         durability: encode_durability(spec.durability).into(),
         shadow: spec.shadow,
@@ -163,7 +239,11 @@ pub fn decode_spec(path: &str, spec: Option<wire::PolicySpec>) -> Result<PolicyS
             Some(span) => Action::Defer(span),
         },
         on_outage: decode_on_outage(&field("on_outage"), spec.on_outage)?,
-        outage_allow_list: spec.outage_allow_list.into_iter().map(|k| k.values).collect(),
+        outage_allow_list: spec
+            .outage_allow_list
+            .into_iter()
+            .map(|k| k.values)
+            .collect(),
         first_touch: decode_first_touch(&field("first_touch"), spec.first_touch)?,
         durability: decode_durability(&field("durability"), spec.durability)?,
         shadow: spec.shadow,
@@ -238,10 +318,7 @@ fn decode_map<W, D>(
         .collect()
 }
 
-fn decode_span(
-    path: &str,
-    span: Option<prost_types::Duration>,
-) -> Result<Option<Span>, Malformed> {
+fn decode_span(path: &str, span: Option<prost_types::Duration>) -> Result<Option<Span>, Malformed> {
     span.map(|span| decode_term(path, span).map(Span::new))
         .transpose()
 }
@@ -319,12 +396,6 @@ fn decode_override(path: &str, item: wire::Override) -> Result<OverrideSpec, Mal
     })
 }
 
-fn encode_key_text(values: &Vec<String>) -> wire::KeyText {
-    wire::KeyText {
-        values: values.clone(),
-    }
-}
-
 fn decode_cost(cost: Option<wire::Cost>) -> CostSpec {
     let cost = cost.unwrap_or_default();
     CostSpec {
@@ -355,9 +426,36 @@ macro_rules! enumeration {
     };
 }
 
-enumeration!(encode_kind, decode_kind, Kind {
-    TokenBucket, SlidingWindow, CalendarWindow, Concurrency
-});
-enumeration!(encode_on_outage, decode_on_outage, OnOutage { Closed, Open, Local });
-enumeration!(encode_first_touch, decode_first_touch, FirstTouch { Wait, Deny, Admit });
-enumeration!(encode_durability, decode_durability, Durability { Auto, Reserved, Volatile });
+enumeration!(
+    encode_kind,
+    decode_kind,
+    Kind {
+        TokenBucket,
+        SlidingWindow,
+        CalendarWindow,
+        Concurrency
+    }
+);
+enumeration!(
+    encode_on_outage,
+    decode_on_outage,
+    OnOutage {
+        Closed,
+        Open,
+        Local
+    }
+);
+enumeration!(
+    encode_first_touch,
+    decode_first_touch,
+    FirstTouch { Wait, Deny, Admit }
+);
+enumeration!(
+    encode_durability,
+    decode_durability,
+    Durability {
+        Auto,
+        Reserved,
+        Volatile
+    }
+);

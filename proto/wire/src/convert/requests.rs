@@ -1,5 +1,6 @@
 //! A holder's batch: introductions, reports and requests.
 
+use quota_core::holder::HolderMessage;
 use quota_core::id::{Epoch, KeyNumber, LeaseId, MessageNumber, Sequence};
 use quota_core::key::{BucketAddress, Key, PolicyId};
 use quota_core::message::{DEMAND_MAX, HELD_MAX, Introduction, LeaseRequest};
@@ -13,17 +14,6 @@ use crate::proto as wire;
 
 /// The bit of `flags` that ends a lease.
 const FLAG_RELEASE: u64 = 1;
-
-/// One message of a holder, as a batch of any number of items; none at all is a heartbeat.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HolderMessage {
-    /// The number of this message: what answers echo as their anchor.
-    pub number: MessageNumber,
-    /// First mentions of buckets, which the requests may already use.
-    pub introductions: Vec<Introduction>,
-    /// Reports and requests.
-    pub requests: Vec<LeaseRequest>,
-}
 
 /// The batch of `message`. At most [`ITEMS_MAX`](crate::limits::ITEMS_MAX) requests and
 /// [`INTRODUCTIONS_MAX`] introductions are accepted by the other side.

@@ -1,8 +1,10 @@
 //! The two envelopes of the `Lease` stream after its first message.
 
+use quota_core::holder::HolderMessage;
+
 use super::answers::{self, AuthorityMessage};
 use super::notice::{self, GoAway, NotOwner, PolicyNotice, ShardMap};
-use super::requests::{self, HolderMessage};
+use super::requests;
 use crate::malformed::Malformed;
 use crate::proto as wire;
 use wire::client_message::Body as ClientBody;
