@@ -63,6 +63,14 @@ pub enum StoreError {
         /// The number of shards.
         shards: u32,
     },
+    /// A record was given to the wrong shard: a bug of the writer.
+    #[error("bucket {bucket} belongs to shard {home}; nothing was written")]
+    Misplaced {
+        /// The bucket.
+        bucket: String,
+        /// Its shard.
+        home: ShardId,
+    },
     /// A record of a format that this version does not read.
     #[error(
         "record {key} in {tree} has format version {found}; this server reads version {known}. \

@@ -1,11 +1,21 @@
 //! What a server keeps durably: who it is, who owns which shard, reservations and policies.
 //!
 //! - [`Store`]: what every store must do; one conformance suite runs against all of them
+//! - [`sled`]: the embedded store, the default
+//! - [`memory`]: the same semantics without a disk, for tests
+//! - [`handle`]: the asynchronous front, with group commit on one thread of its own
+//! - [`format`]: the bytes of every record
 //!
 //! A store knows nothing of grants, leases or time. It compares epochs, applies batches whole or
 //! not at all, and counts tenures; what follows from that is the core's business.
 
 pub mod error;
+pub mod format;
+pub mod handle;
+mod mark;
+pub mod memory;
+mod rules;
+pub mod sled;
 
 use quota_core::id::{Epoch, PolicyVersion, ShardId};
 use quota_core::key::{BucketAddress, PolicyId};
@@ -90,7 +100,7 @@ pub struct PolicyWrite {
 /// A durable store, used by one thread at a time.
 ///
 /// Every method blocks, and one that changes something returns only once the change is durable
-/// against loss of power. Asynchronous callers go through a handle.
+/// against loss of power. Asynchronous callers go through [`handle::StoreHandle`].
 ///
 /// A store that has failed in a way that leaves its contents in doubt says so in every later
 /// call ([`StoreError::Stopped`]) until it is opened anew.
@@ -165,4 +175,11 @@ pub trait Store: Send {
         id: &PolicyId,
         expected: PolicyVersion,
     ) -> Result<(), PolicyWriteError>;
+}
+
+/// What a panic said.
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
 }
