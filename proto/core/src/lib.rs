@@ -4,6 +4,7 @@
 //! replayed. The server, the client and the simulator all drive this code unchanged.
 //!
 //! - [`time`], [`tokens`], [`rate`], [`level`], [`id`], [`key`]: the words everything is said in
+//! - [`authority`]: owns buckets and decides every grant
 //! - [`policy`]: the rules that buckets follow
 //! - [`cell`]: the lock-free word that requests spend from
 //! - [`holder`]: the state machine that keeps a client's cells supplied
@@ -29,6 +30,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod authority;
 pub mod cell;
 pub mod holder;
 pub mod id;

@@ -1,0 +1,92 @@
+//! Requests that wait for tokens at the authority, first come, first served.
+//!
+//! Each serving is at most a fair chunk, and a holder that wants more asks again behind the
+//! others, so the queue is deficit round robin with one chunk as its quantum. A waiting request
+//! belongs to a holder and its stream, not to a lease: the lease may end before its turn comes.
+
+use alloc::collections::VecDeque;
+
+use crate::id::{Incarnation, KeyNumber, LeaseId, Sequence};
+use crate::tokens::Tokens;
+
+use super::input::StreamId;
+
+/// One waiting request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waiter {
+    pub(super) incarnation: Incarnation,
+    /// Index of the holder in the authority's table; valid while it is on `stream`.
+    pub(super) holder: u32,
+    pub(super) stream: StreamId,
+    pub(super) number: KeyNumber,
+    pub(super) sequence: Sequence,
+    /// The lease that the holder wants extended.
+    pub(super) lease: Option<LeaseId>,
+    pub(super) want: Tokens,
+    pub(super) least: Tokens,
+    pub(super) demand: u32,
+}
+
+/// The waiting requests of one bucket, at most one per holder.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Queue {
+    waiters: VecDeque<Waiter>,
+}
+
+impl Queue {
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiters.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.waiters.len()
+    }
+
+    pub(super) fn front(&self) -> Option<&Waiter> {
+        self.waiters.front()
+    }
+
+    pub(super) fn pop(&mut self) -> Option<Waiter> {
+        self.waiters.pop_front()
+    }
+
+    pub(super) fn of(&self, incarnation: Incarnation) -> Option<&Waiter> {
+        self.waiters.iter().find(|w| w.incarnation == incarnation)
+    }
+
+    /// Queues a request; a holder that already waits keeps its place and changes its wish.
+    pub(super) fn put(&mut self, waiter: Waiter) {
+        match self
+            .waiters
+            .iter_mut()
+            .find(|w| w.incarnation == waiter.incarnation)
+        {
+            Some(place) => *place = waiter,
+            None => self.waiters.push_back(waiter),
+        }
+    }
+
+    pub(super) fn remove(&mut self, incarnation: Incarnation) {
+        self.waiters.retain(|w| w.incarnation != incarnation);
+    }
+
+    /// Removes and returns the requests that `gone` picks.
+    pub(super) fn extract(&mut self, mut gone: impl FnMut(&Waiter) -> bool) -> VecDeque<Waiter> {
+        let (out, kept) = self.waiters.iter().partition(|w| gone(w));
+        self.waiters = kept;
+        out
+    }
+
+    /// Tokens that go out before `incarnation` is served, its own smallest grant included: the sum of
+    /// the smallest useful grants up to its place.
+    pub(super) fn ahead_of(&self, incarnation: Incarnation) -> Tokens {
+        let mut sum = Tokens::ZERO;
+        for waiter in &self.waiters {
+            sum += waiter.least;
+            if waiter.incarnation == incarnation {
+                break;
+            }
+        }
+        sum
+    }
+}

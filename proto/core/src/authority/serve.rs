@@ -1,0 +1,391 @@
+//! Deciding a request for tokens, now or when its turn comes.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use super::lease::Lease;
+use super::queue::{Queue, Waiter};
+use super::{Authority, Effect, saturate, sizing};
+use crate::id::LeaseId;
+use crate::message::{HELD_MAX, LeaseRequest, Refusal, Status};
+use crate::time::{Term, Timestamp};
+use crate::tokens::Tokens;
+
+impl Authority {
+    /// Grants at once if nobody waits and there is enough, queues otherwise.
+    pub(super) fn ask(
+        &mut self,
+        now: Timestamp,
+        slot: u32,
+        holder: u32,
+        request: &LeaseRequest,
+        effects: &mut Vec<Effect>,
+    ) {
+        let policy = self.buckets.get(slot).policy;
+        let incarnation = self.holders.get(holder).incarnation;
+        let refusal = self.refusal(slot, request.least.min(request.want));
+        if let Some(refusal) = refusal {
+            self.forget_wish(slot, incarnation);
+            let stats = &mut self.policies.get_mut(policy).stats;
+            stats.refused = stats.refused.saturating_add(1);
+            return self.refuse(holder, request, refusal, effects);
+        }
+        let waiter = self.waiter_of(holder, request);
+        let bucket = self.buckets.get(slot);
+        let alone = bucket
+            .queue
+            .as_ref()
+            .is_none_or(|q| q.is_empty() || (q.len() == 1 && q.of(incarnation).is_some()));
+        if alone && let Some(tokens) = self.amount(slot, &waiter) {
+            self.forget_wish(slot, incarnation);
+            return self.grant(now, slot, &waiter, tokens, effects);
+        }
+        let stats = &mut self.policies.get_mut(policy).stats;
+        stats.queued = stats.queued.saturating_add(1);
+        self.enqueue(now, slot, holder, request, effects);
+    }
+
+    /// Why a wish can never be granted, if so.
+    fn refusal(&self, slot: u32, least: Tokens) -> Option<Refusal> {
+        let bucket = self.buckets.get(slot);
+        if !self.policies.get(bucket.policy).is_current() {
+            return Some(Refusal::UnknownPolicy);
+        }
+        let capacity = self.limit_of(slot).cost_max();
+        (least > capacity).then_some(Refusal::CostAboveCapacity { capacity })
+    }
+
+    fn waiter_of(&self, holder: u32, request: &LeaseRequest) -> Waiter {
+        let want = request.want.min(HELD_MAX);
+        let known = self.holders.get(holder);
+        Waiter {
+            incarnation: known.incarnation,
+            holder,
+            stream: known.stream.expect("a request comes on a stream"),
+            number: request.key,
+            sequence: request.sequence,
+            lease: request.lease,
+            want,
+            least: request.least.clamp(Tokens::ONE, want.max(Tokens::ONE)),
+            demand: saturate(request.demand),
+        }
+    }
+
+    /// Puts a request into the queue, or back in its place, and says when its turn may come.
+    pub(super) fn enqueue(
+        &mut self,
+        now: Timestamp,
+        slot: u32,
+        holder: u32,
+        request: &LeaseRequest,
+        effects: &mut Vec<Effect>,
+    ) {
+        let waiter = self.waiter_of(holder, request);
+        let bucket = self.buckets.get_mut(slot);
+        let queue = bucket.queue.get_or_insert_with(Box::<Queue>::default);
+        if queue.of(waiter.incarnation).is_none() {
+            self.waiting = self.waiting.saturating_add(1);
+        }
+        queue.put(waiter);
+        let ahead = queue.ahead_of(waiter.incarnation);
+        let retry_after = self.wait_for(now, slot, ahead, waiter.want);
+        let grant = request
+            .lease
+            .and_then(|lease| self.date_own(now, slot, holder, lease));
+        let status = Status::Queued { retry_after };
+        self.answer(
+            holder,
+            request.key,
+            request.sequence,
+            grant,
+            status,
+            effects,
+        );
+    }
+
+    fn date_own(
+        &mut self,
+        now: Timestamp,
+        slot: u32,
+        holder: u32,
+        lease: LeaseId,
+    ) -> Option<crate::message::Grant> {
+        let leases = self.buckets.get(slot).leases.as_slice();
+        leases
+            .iter()
+            .find(|l| l.id == lease && l.holder == holder)?;
+        self.date(now, slot, lease)
+    }
+
+    /// How long until a request is served that has `ahead` tokens to go out before and with it.
+    fn wait_for(&self, now: Timestamp, slot: u32, ahead: Tokens, want: Tokens) -> Term {
+        let bucket = self.buckets.get(slot);
+        let policy = self.policies.get(bucket.policy);
+        let limit = &policy.class(bucket.class).limit;
+        let chunk = sizing::scarce_chunk(limit, policy.settings(), self.claimants(slot));
+        let goal = ahead.max(chunk.min(want));
+        match bucket.ledger.time_until(goal, limit) {
+            Some(term) => term,
+            None => limit.rate().time_for(goal).max(
+                self.next_event(slot)
+                    .since(now)
+                    .min(self.config.drift.stretch(policy.settings().term_max())),
+            ),
+        }
+    }
+
+    /// Holders that want tokens of this bucket: those with demand and those that wait.
+    fn claimants(&self, slot: u32) -> u64 {
+        let bucket = self.buckets.get(slot);
+        let claiming = bucket
+            .leases
+            .as_slice()
+            .iter()
+            .filter(|l| l.demand > 0)
+            .count();
+        u64::try_from(claiming.max(bucket.waiting())).unwrap_or(u64::MAX)
+    }
+
+    /// When the ledger changes by itself other than by refill.
+    fn next_event(&self, slot: u32) -> Timestamp {
+        let bucket = self.buckets.get(slot);
+        let ledger = &bucket.ledger;
+        let ghost = if ledger.ghost.is_zero() {
+            Timestamp::MAX
+        } else {
+            ledger.ghost_end
+        };
+        bucket.leases.next_reclaim().min(ghost)
+    }
+
+    /// How many tokens a request gets now; `None` if it must wait.
+    fn amount(&mut self, slot: u32, waiter: &Waiter) -> Option<Tokens> {
+        let claimants = self.claimants(slot);
+        let bucket = self.buckets.get_mut(slot);
+        let policy = self.policies.get(bucket.policy);
+        let settings = policy.settings();
+        let limit = &policy.class(bucket.class).limit;
+        let ledger = &bucket.ledger;
+        let cap = sizing::live_cap(ledger, limit, settings);
+        let waiting = u64::try_from(bucket.waiting())
+            .unwrap_or(u64::MAX)
+            .saturating_sub(1);
+        let fair = sizing::fair_hold(waiter.holder, &bucket.leases, waiting, cap, limit, settings);
+        let held = bucket.held_by(waiter.holder);
+        let wish = waiter
+            .want
+            .min(fair.less(held).max(waiter.least))
+            .min(HELD_MAX.less(held));
+        if wish < waiter.least {
+            return None;
+        }
+        let free = ledger.takeable(limit).min(cap.less(ledger.outstanding));
+        let chunk = sizing::scarce_chunk(limit, settings, claimants)
+            .min(wish)
+            .max(waiter.least);
+        let amount = if free >= wish {
+            wish
+        } else if free >= chunk {
+            free
+        } else {
+            return None;
+        };
+        let Some(reserve) = bucket.reserve.as_mut() else {
+            return Some(amount);
+        };
+        // What is not booked durably is not granted; the next block is booked in time.
+        let booked = reserve.booked;
+        if reserve.want_block(limit, amount) {
+            self.writes.dirty.push(slot);
+        }
+        let amount = amount.min(booked);
+        (amount >= waiter.least).then_some(amount)
+    }
+
+    /// Moves tokens into the holder's lease, opening one if it has none that can take them, and
+    /// answers.
+    fn grant(
+        &mut self,
+        now: Timestamp,
+        slot: u32,
+        waiter: &Waiter,
+        tokens: Tokens,
+        effects: &mut Vec<Effect>,
+    ) {
+        let id = self.lease_for(now, slot, waiter);
+        let bucket = self.buckets.get_mut(slot);
+        let policy = self.policies.get_mut(bucket.policy);
+        let class = usize::try_from(bucket.class).expect("32 bits fit a usize");
+        let limit = &policy.classes[class].limit;
+        bucket.ledger.grant(tokens, limit);
+        if let Some(reserve) = bucket.reserve.as_mut() {
+            reserve.booked = reserve.booked.minus(tokens);
+        }
+        let lease = bucket.leases.as_mut_slice().iter_mut().find(|l| l.id == id);
+        let lease = lease.expect("the lease was found or opened above");
+        lease.add_granted(tokens);
+        lease.sequence = waiter.sequence;
+        lease.demand = waiter.demand;
+        policy.stats.grants = policy.stats.grants.saturating_add(1);
+        policy.stats.granted = policy.stats.granted.saturating_add(tokens.get());
+        let grant = self.date(now, slot, id);
+        self.answer(
+            waiter.holder,
+            waiter.number,
+            waiter.sequence,
+            grant,
+            Status::Done,
+            effects,
+        );
+    }
+
+    /// The lease that a grant goes to: the one that the holder named, if it can still grow.
+    fn lease_for(&mut self, now: Timestamp, slot: u32, waiter: &Waiter) -> LeaseId {
+        let bucket = self.buckets.get_mut(slot);
+        let named = bucket
+            .leases
+            .as_mut_slice()
+            .iter_mut()
+            .find(|l| Some(l.id) == waiter.lease && l.holder == waiter.holder && l.current);
+        if let Some(lease) = named {
+            if lease.room() >= HELD_MAX {
+                return lease.id;
+            }
+            lease.current = false;
+        }
+        self.last_lease = self
+            .last_lease
+            .checked_add(1)
+            .expect("fewer than 2^64 leases");
+        let policy = self.policies.get(bucket.policy);
+        let id = LeaseId {
+            epoch: self.config.epoch,
+            counter: self.last_lease,
+        };
+        let end = now + self.config.drift.stretch(policy.settings().term_max());
+        bucket
+            .leases
+            .push(Lease::new(id, policy.version(), waiter.holder, end));
+        self.holders.lease_opened(waiter.holder);
+        self.stats.leases_opened = self.stats.leases_opened.saturating_add(1);
+        id
+    }
+
+    /// Serves waiting requests in order while there is enough for the first of them, then enters
+    /// the bucket in the timetable for when there will be. The bucket is settled.
+    pub(super) fn serve(&mut self, now: Timestamp, slot: u32, effects: &mut Vec<Effect>) {
+        while let Some(front) = self
+            .buckets
+            .get(slot)
+            .queue
+            .as_ref()
+            .and_then(|q| q.front())
+        {
+            let front = *front;
+            if self.can_be_told(now, slot, &front) {
+                let Some(tokens) = self.amount(slot, &front) else {
+                    break;
+                };
+                self.stats.pushes = self.stats.pushes.saturating_add(1);
+                self.pop_front(slot);
+                self.grant(now, slot, &front, tokens, effects);
+            } else {
+                self.pop_front(slot);
+            }
+        }
+        self.schedule(now, slot);
+    }
+
+    fn pop_front(&mut self, slot: u32) {
+        let queue = self
+            .buckets
+            .get_mut(slot)
+            .queue
+            .as_mut()
+            .expect("a front has a queue");
+        queue.pop();
+        self.waiting = self.waiting.saturating_sub(1);
+    }
+
+    /// False if the asker's stream is gone, or if its last message is so old that a term counted
+    /// from it would be half over: then it must ask again.
+    fn can_be_told(&self, now: Timestamp, slot: u32, waiter: &Waiter) -> bool {
+        if !self.holders.is_waiting_on(waiter.holder, waiter.stream) {
+            return false;
+        }
+        let policy = self.policies.get(self.buckets.get(slot).policy);
+        let fresh = policy.settings().term_max().scale_down(1, 2);
+        now.since(self.holders.get(waiter.holder).heard_at) <= fresh
+    }
+
+    /// Refuses waiting requests that a changed policy can never serve.
+    pub(super) fn drop_unservable(
+        &mut self,
+        _now: Timestamp,
+        slot: u32,
+        effects: &mut Vec<Effect>,
+    ) {
+        let bucket = self.buckets.get(slot);
+        let capacity = self.limit_of(slot).cost_max();
+        let deleted = !self.policies.get(bucket.policy).is_current();
+        let Some(queue) = self.buckets.get_mut(slot).queue.as_mut() else {
+            return;
+        };
+        let dropped = queue.extract(|w| deleted || w.least > capacity);
+        for waiter in dropped {
+            self.waiting = self.waiting.saturating_sub(1);
+            if !self.holders.is_waiting_on(waiter.holder, waiter.stream) {
+                continue;
+            }
+            let refusal = if deleted {
+                Refusal::UnknownPolicy
+            } else {
+                Refusal::CostAboveCapacity { capacity }
+            };
+            let status = Status::Refused(refusal);
+            self.answer(
+                waiter.holder,
+                waiter.number,
+                waiter.sequence,
+                None,
+                status,
+                effects,
+            );
+        }
+    }
+
+    /// Enters the bucket in the timetable for when its first waiting request can be served.
+    fn schedule(&mut self, now: Timestamp, slot: u32) {
+        let due = self.due(now, slot);
+        let bucket = self.buckets.get_mut(slot);
+        if bucket.queue.as_ref().is_some_and(|q| q.is_empty()) {
+            bucket.queue = None;
+        }
+        if bucket.due == due {
+            return;
+        }
+        self.timetable.remove(&(bucket.due, slot));
+        bucket.due = due;
+        if due != Timestamp::MAX {
+            self.timetable.insert((due, slot));
+        }
+    }
+
+    fn due(&self, now: Timestamp, slot: u32) -> Timestamp {
+        let bucket = self.buckets.get(slot);
+        let Some(front) = bucket.queue.as_ref().and_then(|q| q.front()) else {
+            return Timestamp::MAX;
+        };
+        let policy = self.policies.get(bucket.policy);
+        let limit = &policy.class(bucket.class).limit;
+        let chunk = sizing::scarce_chunk(limit, policy.settings(), self.claimants(slot));
+        let goal = chunk.min(front.want).max(front.least);
+        let refilled = match bucket.ledger.time_until(goal, limit) {
+            // Enough is there, so it is a cap, a record or a fair share that it waits for; their
+            // end comes as an event of its own.
+            Some(Term::ZERO) | None => Timestamp::MAX,
+            Some(term) => now + term,
+        };
+        refilled.min(self.next_event(slot))
+    }
+}
