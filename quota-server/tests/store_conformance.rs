@@ -8,9 +8,9 @@ use quota_core::id::{Epoch, PolicyVersion, ShardId};
 use quota_server::store::memory::{MemoryDisk, MemoryStore};
 use quota_server::store::sled::{SledOptions, SledStore};
 use quota_server::store::{
-    PolicyHistory, PolicyWrite, PolicyWriteError, ShardWrite, Store, StoreError, WriteError,
+    PolicyWrite, PolicyWriteError, ShardWrite, Store, StoreError, WriteError,
 };
-use store_support::{bucket_in, policy_id, put, removal, rows, used, write};
+use store_support::{bucket_in, history, policy_id, put, removal, rows, used, write};
 
 const SHARDS: u32 = 4;
 const ONE: ShardId = ShardId::new(1);
@@ -262,22 +262,18 @@ fn a_hand_over_is_exact_and_consumed_once<B: Bench>() {
     );
 }
 
-fn history(text: &str) -> PolicyHistory {
-    text.to_owned()
-}
-
+/// Stores a new history of a policy with this limit.
 fn put_policy(
     store: &mut dyn Store,
     name: &str,
     expected: Option<PolicyVersion>,
-    text: &str,
+    tokens: u64,
 ) -> Result<PolicyVersion, PolicyWriteError> {
     let revision = store.next_revision().expect("reads");
     store.put_policy(&PolicyWrite {
-        id: policy_id(name),
         expected,
         revision,
-        history: history(text),
+        history: history(name, tokens, revision),
     })?;
     Ok(revision)
 }
@@ -286,45 +282,36 @@ fn policies_are_compared_and_set_and_revisions_only_grow<B: Bench>() {
     let bench = B::new();
     let mut store = bench.open();
     assert!(store.policies().expect("reads").is_empty());
-    let b = put_policy(&mut *store, "b", None, "b1").expect("is new");
-    let a = put_policy(&mut *store, "a", None, "a1").expect("is new");
+    let b = put_policy(&mut *store, "b", None, 11).expect("is new");
+    let a = put_policy(&mut *store, "a", None, 21).expect("is new");
     assert!(a > b, "one revision for the whole store");
 
     let conflict = |outcome| match outcome {
         Err(PolicyWriteError::Conflict { found, .. }) => found,
         other => panic!("expected a conflict, got {other:?}"),
     };
-    assert_eq!(conflict(put_policy(&mut *store, "a", None, "x")), Some(a));
-    assert_eq!(
-        conflict(put_policy(&mut *store, "a", Some(b), "x")),
-        Some(a)
-    );
-    assert_eq!(conflict(put_policy(&mut *store, "c", Some(b), "x")), None);
-    let a2 = put_policy(&mut *store, "a", Some(a), "a2").expect("expected what is there");
+    assert_eq!(conflict(put_policy(&mut *store, "a", None, 99)), Some(a));
+    assert_eq!(conflict(put_policy(&mut *store, "a", Some(b), 99)), Some(a));
+    assert_eq!(conflict(put_policy(&mut *store, "c", Some(b), 99)), None);
+    let a2 = put_policy(&mut *store, "a", Some(a), 22).expect("expected what is there");
     assert!(a2 > a);
 
     let taken = store.put_policy(&PolicyWrite {
-        id: policy_id("b"),
         expected: Some(b),
         revision: a2,
-        history: history("x"),
+        history: history("b", 99, a2),
     });
     assert!(matches!(taken, Err(PolicyWriteError::RevisionTaken { .. })));
 
     drop(store);
     let mut store = bench.open();
-    let stored = store.policies().expect("reads");
-    let seen: Vec<_> = stored
-        .iter()
-        .map(|policy| {
-            (
-                policy.id.name.as_str(),
-                policy.revision,
-                policy.history.clone(),
-            )
-        })
+    let seen: Vec<_> = store
+        .policies()
+        .expect("reads")
+        .into_iter()
+        .map(|policy| (policy.revision, policy.history))
         .collect();
-    assert_eq!(seen, [("a", a2, history("a2")), ("b", b, history("b1"))]);
+    assert_eq!(seen, [(a2, history("a", 22, a2)), (b, history("b", 11, b))]);
 
     let forgotten = store.forget_policy(&policy_id("a"), a);
     assert!(matches!(forgotten, Err(PolicyWriteError::Conflict { .. })));
@@ -334,7 +321,7 @@ fn policies_are_compared_and_set_and_revisions_only_grow<B: Bench>() {
     drop(store);
     let mut store = bench.open();
     assert_eq!(store.policies().expect("reads").len(), 1);
-    let again = put_policy(&mut *store, "a", None, "a3").expect("is new again");
+    let again = put_policy(&mut *store, "a", None, 23).expect("is new again");
     assert!(
         again > a2,
         "a forgotten policy's revisions are not used again"

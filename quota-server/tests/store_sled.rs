@@ -12,8 +12,8 @@ use quota_core::id::{Epoch, ShardId};
 use quota_core::record::ReservationWrite;
 use quota_server::store::format::{self, Tree};
 use quota_server::store::sled::{SledOptions, SledStore};
-use quota_server::store::{Store, StoreError};
-use store_support::{bucket, bucket_in, by_shard, put, rows, used, write};
+use quota_server::store::{PolicyWrite, Store, StoreError};
+use store_support::{bucket, bucket_in, by_shard, history, put, rows, used, write};
 
 const SHARDS: u32 = 4;
 const ONE: ShardId = ShardId::new(1);
@@ -46,7 +46,7 @@ fn tree(database: &sled::Db, tree: Tree) -> sled::Tree {
     database.open_tree(tree.name()).expect("opens")
 }
 
-/// A store with one claimed shard, one reservation and a pending hand-over of another shard.
+/// A store with one claimed shard, one reservation, one policy and a pending hand-over of another shard.
 fn furnished(path: &Path) {
     let mut store = open(path).expect("creates");
     let epoch = store.claim(ONE).expect("claims").epoch;
@@ -55,6 +55,13 @@ fn furnished(path: &Path) {
     let two = ShardId::new(2);
     let epoch = store.claim(two).expect("claims").epoch;
     store.hand_over(two, epoch, &rows(1)).expect("hands over");
+    let revision = store.next_revision().expect("reads");
+    let write = PolicyWrite {
+        expected: None,
+        revision,
+        history: history("api", 10, revision),
+    };
+    store.put_policy(&write).expect("is new");
 }
 
 fn assert_corrupt(error: &StoreError, tree: &str) {
@@ -71,6 +78,7 @@ fn a_damaged_record_of_every_kind_is_refused_by_name() {
         Tree::Claims,
         Tree::Reservations,
         Tree::HandOvers,
+        Tree::Policies,
     ];
     for kind in kinds {
         for cut in [false, true] {
@@ -95,6 +103,7 @@ fn a_damaged_record_of_every_kind_is_refused_by_name() {
                     let refused = match kind {
                         Tree::Claims => store.claim(ONE).map(|_| ()),
                         Tree::Reservations => store.load(ONE).map(|_| ()),
+                        Tree::Policies => store.policies().map(|_| ()),
                         _ => store.claim(ShardId::new(2)).map(|_| ()),
                     };
                     refused.expect_err("damage was accepted")
@@ -226,6 +235,9 @@ fn a_flipped_bit_anywhere_in_the_file_is_refused_or_harmless() {
         .rposition(|&byte| byte != 0)
         .expect("not empty")
         + 1;
+    let whole = tempfile::tempdir().expect("a directory");
+    copy_directory(path, whole.path());
+    open(whole.path()).expect("an intact copy opens");
     let (mut refused, mut harmless) = (0, 0);
     let rounds = 40;
     for round in 0..rounds {

@@ -13,11 +13,12 @@ use std::fmt::Write as _;
 
 use quota_core::id::{Epoch, PolicyVersion, ShardId};
 use quota_core::key::{BucketAddress, Key, PolicyId};
+use quota_core::policy::PolicyHistory;
 use quota_core::record::{HandOver, Reservation};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{PolicyHistory, StoreError};
+use super::StoreError;
 
 /// The format version that is written.
 pub const VERSION: u8 = 1;

@@ -242,7 +242,7 @@ impl StoreHandle {
     /// # Errors
     /// As there.
     pub async fn put_policy(&self, write: PolicyWrite) -> Result<(), PolicyWriteError> {
-        let id = write.id.clone();
+        let id = write.history.id().clone();
         self.change_policy(id, move |store| store.put_policy(&write))
             .await
     }

@@ -230,12 +230,11 @@ impl Store for MemoryStore {
 
     fn policies(&mut self) -> Result<Vec<StoredPolicy>, StoreError> {
         let contents = self.disk.contents();
-        let stored = |(id, record): (&PolicyId, &PolicyRecord)| StoredPolicy {
-            id: id.clone(),
+        let stored = |record: &PolicyRecord| StoredPolicy {
             revision: record.revision,
             history: record.history.clone(),
         };
-        Ok(contents.policies.iter().map(stored).collect())
+        Ok(contents.policies.values().map(stored).collect())
     }
 
     fn next_revision(&mut self) -> Result<PolicyVersion, StoreError> {
@@ -246,7 +245,7 @@ impl Store for MemoryStore {
         let mut contents = self.disk.contents();
         let found = contents
             .policies
-            .get(&write.id)
+            .get(write.history.id())
             .map(|record| record.revision);
         rules::check_policy(write, found, contents.revision)?;
         contents.revision = write.revision;
@@ -254,7 +253,7 @@ impl Store for MemoryStore {
             revision: write.revision,
             history: write.history.clone(),
         };
-        contents.policies.insert(write.id.clone(), record);
+        contents.policies.insert(write.history.id().clone(), record);
         Ok(())
     }
 

@@ -19,12 +19,10 @@ pub mod sled;
 
 use quota_core::id::{Epoch, PolicyVersion, ShardId};
 use quota_core::key::{BucketAddress, PolicyId};
+use quota_core::policy::PolicyHistory;
 use quota_core::record::{HandOver, Reservation, ReservationWrite};
 
 pub use error::{PolicyWriteError, StoreError, WriteError};
-
-/// Stands in until the core has its type.
-pub type PolicyHistory = String;
 
 /// Most shards of a cluster. More would cost a claim each at every start and gain nothing.
 pub const SHARDS_MAX: u32 = 4096;
@@ -73,27 +71,24 @@ pub struct ShardWrite {
 /// A policy as the store keeps it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredPolicy {
-    /// The policy.
-    pub id: PolicyId,
     /// The store-wide revision of the last write of this record. It is what a change must name
     /// as the one it expects; it is higher than the current policy's version if only the history
     /// was changed since.
     pub revision: PolicyVersion,
-    /// The current policy, if it is not deleted, and the former versions that still matter.
+    /// The policy: its current version, if it is not deleted, and the former ones that still
+    /// matter.
     pub history: PolicyHistory,
 }
 
 /// A compare-and-set of one policy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PolicyWrite {
-    /// The policy.
-    pub id: PolicyId,
     /// The revision of the record that this one replaces; `None` if there must be none.
     pub expected: Option<PolicyVersion>,
     /// The revision of this write, as [`Store::next_revision`] told it. A new version of the
     /// policy carries this number.
     pub revision: PolicyVersion,
-    /// What to store.
+    /// What to store. It names the policy.
     pub history: PolicyHistory,
 }
 

@@ -131,7 +131,7 @@ pub(super) fn check_policy(
     found: Option<PolicyVersion>,
     highest: PolicyVersion,
 ) -> Result<(), PolicyWriteError> {
-    check_revision(&write.id, write.expected, found)?;
+    check_revision(write.history.id(), write.expected, found)?;
     let next = revision_after(highest);
     if write.revision != next {
         return Err(PolicyWriteError::RevisionTaken {

@@ -88,6 +88,31 @@ pub struct SledStore {
     numbers: WriteNumbers,
     /// What failed first, if anything did.
     stopped: Option<String>,
+    /// Dropped last.
+    _release: AwaitRelease,
+}
+
+/// Dropped after the database, it waits until the database has let go of its file: tasks on its
+/// own threads may outlive it for a moment, and opening the store again in this process would
+/// find it in use.
+#[derive(Debug)]
+struct AwaitRelease(File);
+
+impl Drop for AwaitRelease {
+    fn drop(&mut self) {
+        // At most a second, in case a task hangs: nothing is wrong then but the lock.
+        for _ in 0..200 {
+            if self.0.try_lock().is_ok() {
+                // Said, and not left to closing: a child process that is just being started
+                // shares the descriptor until it runs its own program.
+                if let Err(error) = self.0.unlock() {
+                    tracing::warn!(%error, "cannot unlock the database's file");
+                }
+                return;
+            }
+            std::thread::park_timeout(std::time::Duration::from_millis(5));
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -105,6 +130,7 @@ struct Disk {
     database: sled::Db,
     /// The `db` file, opened a second time: a sync reaches the file, whoever wrote it.
     file: File,
+    file_path: PathBuf,
     blobs: PathBuf,
     blobs_synced: HashSet<std::ffi::OsString>,
     mark: CommitMark,
@@ -125,6 +151,9 @@ impl SledStore {
         let mark = open_mark(&options.path)?;
         let database = open_database(options)?;
         let (trees, disk) = caught("opening", || Ok(attach(options, database, mark)))??;
+        // A descriptor of its own, and not a duplicate: the lock is the descriptor's.
+        let release = File::open(&disk.file_path)
+            .map_err(|source| io_error("open", &disk.file_path, source))?;
         let mut store = Self {
             identity: Identity {
                 cluster: 0,
@@ -135,6 +164,7 @@ impl SledStore {
             commits: 0,
             numbers: WriteNumbers::default(),
             stopped: None,
+            _release: AwaitRelease(release),
         };
         store.identify(options)?;
         store
@@ -476,14 +506,20 @@ impl Store for SledStore {
             let id = format::policy_of(key)?;
             let record: PolicyRecord =
                 format::decode(Tree::Policies, key, value, || id.to_string())?;
+            if *record.history.id() != id {
+                return Err(StoreError::Corrupt {
+                    tree: Tree::Policies.name(),
+                    key: id.to_string(),
+                    what: format!("it holds policy {}", record.history.id()),
+                });
+            }
             policies.push(StoredPolicy {
-                id,
                 revision: record.revision,
                 history: record.history,
             });
             Ok(())
         })?;
-        policies.sort_by(|one, other| one.id.cmp(&other.id));
+        policies.sort_by(|one, other| one.history.id().cmp(other.history.id()));
         Ok(policies)
     }
 
@@ -493,17 +529,17 @@ impl Store for SledStore {
 
     fn put_policy(&mut self, write: &PolicyWrite) -> Result<(), PolicyWriteError> {
         let failed = |source| PolicyWriteError::Failed {
-            id: write.id.clone(),
+            id: write.history.id().clone(),
             source,
         };
-        let found = self.policy(&write.id).map_err(failed)?;
+        let found = self.policy(write.history.id()).map_err(failed)?;
         let highest = self.highest_revision().map_err(failed)?;
         rules::check_policy(write, found.map(|record| record.revision), highest)?;
         let record = PolicyRecord {
             revision: write.revision,
             history: write.history.clone(),
         };
-        let key = format::policy_key(&write.id);
+        let key = format::policy_key(write.history.id());
         let bytes = format::encode(Tree::Policies, &key, &record);
         let revision = format::encode(Tree::Meta, format::REVISION_KEY, &write.revision);
         self.change("writing a policy", |trees| {
@@ -514,7 +550,7 @@ impl Store for SledStore {
             Ok(())
         })
         .map_err(|source| PolicyWriteError::Unknown {
-            id: write.id.clone(),
+            id: write.history.id().clone(),
             source,
         })
     }
@@ -557,7 +593,7 @@ impl Disk {
             .map_err(|source| io_error("sync", &self.blobs, source))?;
         self.file
             .sync_data()
-            .map_err(|source| io_error("sync", &self.mark_path.with_file_name("db"), source))?;
+            .map_err(|source| io_error("sync", &self.file_path, source))?;
         self.mark
             .advance(commit)
             .map_err(|source| io_error("write", &self.mark_path, source))
@@ -671,6 +707,7 @@ fn attach(
     let disk = Disk {
         database,
         file,
+        file_path,
         blobs: directory.join("blobs"),
         blobs_synced: HashSet::new(),
         mark,

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 
 use quota_core::id::{Epoch, PolicyVersion, ShardId};
 use quota_core::key::{BucketAddress, Key, PolicyId};
+use quota_core::policy::{LimitSpec, PolicyHistory, PolicySpec};
 use quota_core::record::{HandOver, Reservation, ReservationWrite, Stamp};
-use quota_core::time::Timestamp;
+use quota_core::time::{Term, Timestamp};
 use quota_core::tokens::Tokens;
 use quota_server::store::{ShardWrite, Store};
 
@@ -15,6 +16,12 @@ pub(crate) fn policy_id(name: &str) -> PolicyId {
         namespace: "default".to_owned(),
         name: name.to_owned(),
     }
+}
+
+/// The first history of a policy of this name, limited to `tokens` a second for each tenant.
+pub(crate) fn history(name: &str, tokens: u64, version: PolicyVersion) -> PolicyHistory {
+    let limit = LimitSpec::new(tokens, Term::from_seconds(1));
+    PolicyHistory::create(PolicySpec::new(name, &["tenant"], limit), version).expect("legal")
 }
 
 pub(crate) fn bucket(value: &str) -> BucketAddress {
