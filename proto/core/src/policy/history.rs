@@ -8,19 +8,15 @@
 //! knows what owners have applied.
 
 use alloc::collections::BTreeSet;
-use alloc::format;
-use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::fmt;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
+use super::change::ChangeError;
 use super::lease::{LeaseSettings, live_cap};
 use super::limit::Limit;
 use super::policy::Policy;
-use super::spec::{Kind, PolicySpec};
-use super::{LimitClass, PolicyError, Span};
+use super::spec::PolicySpec;
+use super::{LimitClass, PolicyError};
 use crate::id::PolicyVersion;
 use crate::key::{Key, PolicyId};
 use crate::rate::Rate;
@@ -37,15 +33,15 @@ pub const FORMER_MAX: usize = 32;
 /// Serialised as specs with versions; reading parses them again and refuses what does not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyHistory {
-    id: PolicyId,
+    pub(super) id: PolicyId,
     /// The revision of the latest change, a deletion included.
-    changed_at: PolicyVersion,
-    current: Option<Arc<Policy>>,
+    pub(super) changed_at: PolicyVersion,
+    pub(super) current: Option<Arc<Policy>>,
     /// Newest first; all older than `current`.
-    former: Vec<Arc<Policy>>,
+    pub(super) former: Vec<Arc<Policy>>,
     /// The longest refill reckoned with at any change since `former` was last empty: versions
     /// that were dropped because others outdo them may have refilled more slowly.
-    refill_floor: Term,
+    pub(super) refill_floor: Term,
 }
 
 /// What one version may have granted a class of keys.
@@ -59,121 +55,6 @@ pub struct Exposure<'a> {
     pub reserved: bool,
     /// The version.
     pub version: PolicyVersion,
-}
-
-/// Why a policy cannot be changed so.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ChangeError {
-    /// The new spec is not a policy.
-    Invalid(PolicyError),
-    /// The new spec names another policy.
-    OtherPolicy {
-        /// The policy to be changed.
-        id: PolicyId,
-        /// The one that the spec names.
-        named: PolicyId,
-    },
-    /// The revision is not newer than the latest change.
-    NotNewer {
-        /// The policy.
-        id: PolicyId,
-        /// The revision of its latest change.
-        latest: PolicyVersion,
-        /// The revision offered.
-        offered: PolicyVersion,
-    },
-    /// The key dimensions differ: the old buckets would name nothing any more.
-    KeyChanged {
-        /// The policy.
-        id: PolicyId,
-        /// The dimensions so far.
-        from: Vec<String>,
-        /// The dimensions wanted.
-        to: Vec<String>,
-    },
-    /// The kind differs: what was used under one kind means nothing under another.
-    KindChanged {
-        /// The policy.
-        id: PolicyId,
-        /// The kind so far.
-        from: Kind,
-        /// The kind wanted.
-        to: Kind,
-    },
-    /// Too many former versions are not over yet.
-    TooManyFormer {
-        /// The policy.
-        id: PolicyId,
-    },
-    /// The policy is deleted.
-    Deleted {
-        /// The policy.
-        id: PolicyId,
-    },
-    /// The policy exists already.
-    Exists {
-        /// The policy.
-        id: PolicyId,
-    },
-}
-
-impl fmt::Display for ChangeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Invalid(error) => error.fmt(f),
-            Self::OtherPolicy { id, named } => write!(
-                f,
-                "policy `{id}` cannot be changed into `{named}`: a name is for good; create \
-                 another policy"
-            ),
-            Self::NotNewer {
-                id,
-                latest,
-                offered,
-            } => write!(
-                f,
-                "policy `{id}` was last changed at revision {latest}; revision {offered} is not \
-                 newer"
-            ),
-            Self::KeyChanged { id, from, to } => write!(
-                f,
-                "the key of policy `{id}` cannot be changed from [{}] to [{}] while its buckets \
-                 may be in use: create a policy of another name, or delete this one and create it \
-                 again when its old grants are over",
-                from.join(", "),
-                to.join(", ")
-            ),
-            Self::KindChanged { id, from, to } => write!(
-                f,
-                "the kind of policy `{id}` cannot be changed from {from:?} to {to:?} while its \
-                 buckets may be in use: create a policy of another name, or delete this one and \
-                 create it again when its old grants are over"
-            ),
-            Self::TooManyFormer { id } => write!(
-                f,
-                "policy `{id}` has {FORMER_MAX} former versions whose grants may still be live: \
-                 wait until they are over (one longest term and one complete refill), or return to \
-                 limits and lease settings that it had before"
-            ),
-            Self::Deleted { id } => write!(f, "policy `{id}` is deleted: create it again instead"),
-            Self::Exists { id } => write!(f, "policy `{id}` exists already: change it instead"),
-        }
-    }
-}
-
-impl core::error::Error for ChangeError {
-    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
-        match self {
-            Self::Invalid(error) => Some(error),
-            _ => None,
-        }
-    }
-}
-
-impl From<PolicyError> for ChangeError {
-    fn from(error: PolicyError) -> Self {
-        Self::Invalid(error)
-    }
 }
 
 impl PolicyHistory {
@@ -338,10 +219,10 @@ impl PolicyHistory {
     ///
     /// Each owner keeps its live grants within [`live_cap`] of what the ghosts before it left
     /// free. Owners may have served different versions, and one owner several, so the largest
-    /// capacity, share and cost are taken from all kept versions together. That covers every
+    /// capacity, share and cost floor are taken from all kept versions together. That covers every
     /// mixture: with `g` the ghost before a tenure, the ghost after it is at most
-    /// `min(B, g + max(1, cost, ⌊share · (B − g) / 1000⌋))`, which never shrinks when `B`, `share`,
-    /// `cost` or `g` grows (a token more in `g` takes at most one from the last term, since a
+    /// `min(B, g + max(1, floor, ⌊share · (B − g) / 1000⌋))`, which never shrinks when `B`, `share`,
+    /// `floor` or `g` grows (a token more in `g` takes at most one from the last term, since a
     /// share is at most the whole). By induction over the tenures the result with the maxima is at
     /// least that of any choice among the versions.
     ///
@@ -349,17 +230,16 @@ impl PolicyHistory {
     #[must_use]
     pub fn ghost(&self, class: &LimitClass, tenures: u32) -> Tokens {
         let capacity = self.capacity_max(class);
-        let costs = self.exposures_for(class).map(|one| one.limit.cost_max());
-        let cost_max = costs.max().unwrap_or_default();
-        let shares = self.exposures_for(class);
-        let share = shares.map(|one| one.lease.share_per_mille()).max();
-        let share = share.unwrap_or_default();
+        let exposures = || self.exposures_for(class);
+        let floor = exposures().map(|one| one.limit.cost_floor()).max();
+        let share = exposures().map(|one| one.lease.share_per_mille()).max();
+        let (floor, share) = (floor.unwrap_or_default(), share.unwrap_or_default());
         let mut free = capacity;
         for _ in 0..tenures {
             if free.is_zero() {
                 break;
             }
-            free = free.minus(live_cap(free, share, cost_max));
+            free = free.minus(live_cap(free, share, floor));
         }
         capacity.minus(free)
     }
@@ -432,7 +312,8 @@ impl PolicyHistory {
         })
     }
 
-    fn check_successor(&self, next: &Policy) -> Result<(), ChangeError> {
+    /// Refuses a policy that cannot follow the versions kept here, whatever its version.
+    pub(super) fn check_successor(&self, next: &Policy) -> Result<(), ChangeError> {
         if *next.id() != self.id {
             return Err(ChangeError::OtherPolicy {
                 id: self.id.clone(),
@@ -480,7 +361,7 @@ fn without_outdone(before: Vec<Arc<Policy>>, next: Option<&Policy>) -> Vec<Arc<P
 }
 
 /// True if whatever may be live of `former`, `other` accounts for as well: for every class its
-/// capacity, share, cost and term are at least as large. And where `former` left no records,
+/// capacity, share, cost floor and term are at least as large. And where `former` left no records,
 /// `other` left none either and is newer, so that the question whether all versions since some
 /// revision were durable keeps its answer.
 fn outdoes(other: &Policy, former: &Policy) -> bool {
@@ -491,7 +372,7 @@ fn outdoes(other: &Policy, former: &Policy) -> bool {
             let (new, old) = (other.limit_of(class), former.limit_of(class));
             let as_volatile = !new.is_reserved() && other.version() > former.version();
             new.capacity() >= old.capacity()
-                && new.cost_max() >= old.cost_max()
+                && new.cost_floor() >= old.cost_floor()
                 && (old.is_reserved() || as_volatile)
         })
 }
@@ -517,124 +398,4 @@ fn refill_max<'a>(versions: impl Iterator<Item = &'a Arc<Policy>> + Clone) -> Te
 
 fn slower(a: Rate, b: Rate) -> Rate {
     if a.at_least(b) { b } else { a }
-}
-
-/// How a history is stored: specs with their versions.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Stored {
-    id: PolicyId,
-    changed_at: PolicyVersion,
-    current: Option<StoredVersion>,
-    former: Vec<StoredVersion>,
-    refill_floor: Span,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct StoredVersion {
-    version: PolicyVersion,
-    spec: PolicySpec,
-}
-
-/// [`Stored`] for writing: nothing is cloned.
-#[derive(Serialize)]
-struct StoredRef<'a> {
-    id: &'a PolicyId,
-    changed_at: PolicyVersion,
-    current: Option<StoredVersionRef<'a>>,
-    former: Vec<StoredVersionRef<'a>>,
-    refill_floor: Span,
-}
-
-#[derive(Serialize)]
-struct StoredVersionRef<'a> {
-    version: PolicyVersion,
-    spec: &'a PolicySpec,
-}
-
-impl<'a> From<&'a Arc<Policy>> for StoredVersionRef<'a> {
-    fn from(policy: &'a Arc<Policy>) -> Self {
-        Self {
-            version: policy.version(),
-            spec: policy.spec(),
-        }
-    }
-}
-
-impl Serialize for PolicyHistory {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        StoredRef {
-            id: &self.id,
-            changed_at: self.changed_at,
-            current: self.current.as_ref().map(Into::into),
-            former: self.former.iter().map(Into::into).collect(),
-            refill_floor: self.refill_floor.into(),
-        }
-        .serialize(serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for PolicyHistory {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let stored = Stored::deserialize(deserializer)?;
-        from_stored(stored).map_err(serde::de::Error::custom)
-    }
-}
-
-/// Parses a stored history. What the functions above never produce is refused, with the reason as
-/// text: it can only come from a damaged store or from one written by a newer program.
-fn from_stored(stored: Stored) -> Result<PolicyHistory, String> {
-    let id = stored.id;
-    if stored.former.len() > FORMER_MAX.saturating_add(1) {
-        return Err(format!(
-            "stored policy `{id}` has {} former versions; at most {} are ever kept",
-            stored.former.len(),
-            FORMER_MAX.saturating_add(1)
-        ));
-    }
-    let parse = |stored: StoredVersion| {
-        let version = stored.version;
-        Policy::parse(stored.spec, version)
-            .map(Arc::new)
-            .map_err(|error| format!("stored version {version} no longer parses: {error}"))
-    };
-    let current = stored.current.map(parse).transpose()?;
-    let former: Vec<Arc<Policy>> = stored
-        .former
-        .into_iter()
-        .map(parse)
-        .collect::<Result<_, _>>()?;
-    let history = PolicyHistory {
-        id,
-        changed_at: stored.changed_at,
-        current,
-        former,
-        refill_floor: stored.refill_floor.term(),
-    };
-    for policy in history.versions() {
-        history
-            .check_successor(policy)
-            .map_err(|error| format!("a stored policy contradicts itself: {error}"))?;
-    }
-    let versions: Vec<PolicyVersion> = history.versions().map(|policy| policy.version()).collect();
-    let newest = versions.first().copied();
-    if newest.is_some_and(|newest| newest > history.changed_at)
-        || !versions.is_sorted_by(|a, b| a > b)
-    {
-        return Err(format!(
-            "stored policy `{}`, last changed at revision {}, has its versions out of order",
-            history.id, history.changed_at
-        ));
-    }
-    if history
-        .current()
-        .is_some_and(|policy| policy.version() != history.changed_at)
-    {
-        return Err(format!(
-            "stored policy `{}` was last changed at revision {}, but another version is in force",
-            history.id, history.changed_at
-        ));
-    }
-    Ok(history)
 }

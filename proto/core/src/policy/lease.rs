@@ -86,15 +86,16 @@ impl LeaseSettings {
 }
 
 /// The most that the owner of a shard may have out of one bucket at a time, where `free` is the
-/// capacity less its ghost: a share of it, but at least the dearest request and at least one
-/// token, and never more than there is.
+/// capacity less its ghost: a share of it, but at least `cost_floor`
+/// ([`Limit::cost_floor`](super::Limit::cost_floor)) and at least one token, and never more than
+/// there is.
 ///
 /// Successive owners compute with this same function what their predecessors may have left
-/// behind, so it never shrinks as `free`, the share or `cost_max` grows.
+/// behind, so it never shrinks as `free`, the share or `cost_floor` grows.
 #[must_use]
-pub fn live_cap(free: Tokens, share_per_mille: u64, cost_max: Tokens) -> Tokens {
+pub fn live_cap(free: Tokens, share_per_mille: u64, cost_floor: Tokens) -> Tokens {
     free.scale_down(share_per_mille, 1000)
-        .max(cost_max)
+        .max(cost_floor)
         .max(Tokens::ONE)
         .min(free)
 }

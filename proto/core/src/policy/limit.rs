@@ -41,6 +41,7 @@ pub struct Limit {
     capacity: Tokens,
     rate: Rate,
     cost_max: Tokens,
+    cost_floor: Tokens,
     reserved: bool,
 }
 
@@ -98,6 +99,15 @@ impl Limit {
         self.cost_max
     }
 
+    /// What one dear request is owed of the cap on live grants: the dearest request if the share
+    /// of the whole capacity does not cover it, one token otherwise. A request that the share
+    /// covers waits until ghosts are over rather than lift the cap while they stand; otherwise
+    /// each take-over within a term could put out all that is left, and the next would stall.
+    #[must_use]
+    pub const fn cost_floor(&self) -> Tokens {
+        self.cost_floor
+    }
+
     /// True if tokens are booked durably before they are granted.
     #[must_use]
     pub const fn is_reserved(&self) -> bool {
@@ -152,10 +162,17 @@ impl Limit {
             Durability::Volatile => false,
             Durability::Auto => context.kind != Kind::Concurrency && refill > VOLATILE_REFILL_MAX,
         };
+        let cost_max = cost_max(capacity, context);
+        let share = capacity.scale_down(context.lease.share_per_mille(), 1000);
         Ok(Self {
             capacity,
             rate,
-            cost_max: cost_max(capacity, context),
+            cost_max,
+            cost_floor: if cost_max > share {
+                cost_max
+            } else {
+                Tokens::ONE
+            },
             reserved,
         })
     }

@@ -8,6 +8,8 @@
 //!
 //! Nothing here knows buckets, leases or the clock.
 
+mod change;
+mod check;
 mod condition;
 mod duration;
 mod error;
@@ -21,6 +23,7 @@ mod matching;
 )]
 mod policy;
 mod spec;
+mod stored;
 
 use alloc::string::String;
 
@@ -28,10 +31,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::key::Key;
 
+pub use change::ChangeError;
+pub use check::{ENTRY_BYTES, LIMITS_MAX, SPEC_BYTES_MAX};
 pub use condition::Condition;
 pub use duration::{Period, Span, SpanError};
 pub use error::PolicyError;
-pub use history::{ChangeError, Exposure, FORMER_MAX, PolicyHistory};
+pub use history::{Exposure, FORMER_MAX, PolicyHistory};
 pub use lease::{LeaseSettings, TERM_MAX, live_cap};
 pub use limit::{
     CAPACITY_MAX, CostTooHigh, Limit, PERIOD_MAX, RATE_MAX, RATE_TOKENS_MAX, REFILL_MAX,
@@ -40,7 +45,7 @@ pub use matching::{
     DimensionsError, Match, Matches, POLICIES_MAX, PolicySet, PolicySetError,
     REQUEST_DIMENSIONS_MAX,
 };
-pub use policy::{ENTRY_BYTES, LIMITS_MAX, PLAN_DIMENSION, Policy, SPEC_BYTES_MAX};
+pub use policy::{PLAN_DIMENSION, Policy};
 pub use spec::{
     Action, CostSpec, Durability, FirstTouch, Kind, LeaseSpec, LimitSpec, OnOutage, OverrideSpec,
     PolicySpec,
