@@ -11,7 +11,8 @@ use quota_core::time::Timestamp;
 use quota_core::tokens::Tokens;
 
 const SPENDERS: u64 = 4;
-const OPERATIONS: u64 = 1_000_000;
+/// Debits that each spender makes; refusals come on top.
+const DEBITS: u64 = 500_000;
 
 fn tick(number: u64) -> Tick {
     Tick::at(Timestamp::from_nanos(number << 22))
@@ -39,12 +40,14 @@ struct Spent {
     asked: u64,
 }
 
-fn spender(cell: &LeaseCell, clock: &AtomicU64, mix: &mut Mix) -> Spent {
+fn spender(cell: &LeaseCell, clock: &AtomicU64, done: &AtomicBool, mix: &mut Mix) -> Spent {
     let mut spent = Spent::default();
-    for _ in 0..OPERATIONS {
+    let mut debits = 0;
+    while debits < DEBITS && !done.load(Ordering::Relaxed) {
         let cost = 1 + mix.next(3);
         match cell.spend(Tokens::new(cost), || tick(clock.load(Ordering::SeqCst))) {
             Spend::Admitted { renew, receipt, .. } => {
+                debits += 1;
                 spent.asked += u64::from(renew);
                 if mix.next(4) > 0 {
                     spent.admitted += cost;
@@ -55,6 +58,7 @@ fn spender(cell: &LeaseCell, clock: &AtomicU64, mix: &mut Mix) -> Spent {
             Spend::Exhausted { renew } | Spend::Ended { renew } => {
                 spent.asked += u64::from(renew);
                 cell.refuse(Tokens::new(cost));
+                thread::yield_now();
             }
         }
     }
@@ -69,9 +73,19 @@ struct Totals {
     armed: u64,
 }
 
+/// Lets the spenders go when the supplier ends, by a failed assertion too.
+struct Release<'a>(&'a AtomicBool);
+
+impl Drop for Release<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// Grants, extends, takes back, reports and installs until the spenders are done. With `expire`,
 /// the clock passes deadlines too.
 fn supplier(cell: &LeaseCell, clock: &AtomicU64, done: &AtomicBool, expire: bool) -> Totals {
+    let _released = Release(done);
     let mut totals = Totals::default();
     let mut mix = Mix(99);
     let mut deadline = 1_000;
@@ -79,7 +93,7 @@ fn supplier(cell: &LeaseCell, clock: &AtomicU64, done: &AtomicBool, expire: bool
     let mut lease_returned = 0;
     let mut reported = 0;
     while !done.load(Ordering::SeqCst) {
-        let amount = mix.next(500);
+        let amount = mix.next(20_000);
         deadline += mix.next(3);
         match mix.next(12) {
             0 => {
@@ -96,7 +110,7 @@ fn supplier(cell: &LeaseCell, clock: &AtomicU64, done: &AtomicBool, expire: bool
                 totals.armed += 1;
             }
             1 => {
-                let taken = cell.take_back(Tokens::new(mix.next(200))).get();
+                let taken = cell.take_back(Tokens::new(mix.next(5_000))).get();
                 totals.returned += taken;
                 lease_returned += taken;
             }
@@ -107,7 +121,7 @@ fn supplier(cell: &LeaseCell, clock: &AtomicU64, done: &AtomicBool, expire: bool
                     reported = spent;
                 }
             }
-            _ if cell.view().tokens.get() < 1_000 => {
+            _ if cell.view().tokens.get() < 20_000 => {
                 let overflow = cell.extend(Tokens::new(amount), tick(deadline), Rise::Above);
                 assert!(overflow.is_zero());
                 totals.granted += amount;
@@ -133,8 +147,8 @@ fn run(expire: bool) -> (Totals, Spent, u64) {
         let spenders: Vec<_> = (0..SPENDERS)
             .map(|seed| {
                 scope.spawn({
-                    let (cell, clock) = (&cell, &clock);
-                    move || spender(cell, clock, &mut Mix(seed))
+                    let (cell, clock, done) = (&cell, &clock, &done);
+                    move || spender(cell, clock, done, &mut Mix(seed))
                 })
             })
             .collect();
@@ -154,11 +168,6 @@ fn run(expire: bool) -> (Totals, Spent, u64) {
 #[test]
 fn every_token_is_accounted_for() {
     let (totals, spent, left) = run(false);
-    assert!(
-        spent.admitted > 100_000,
-        "the test spends: {}",
-        spent.admitted
-    );
     assert_eq!(
         spent.admitted + spent.lost + totals.returned + totals.given_up + left,
         totals.granted
@@ -169,10 +178,5 @@ fn every_token_is_accounted_for() {
 #[test]
 fn with_leases_ending_no_more_is_spent_than_granted() {
     let (totals, spent, left) = run(true);
-    assert!(
-        spent.admitted > 10_000,
-        "the test spends: {}",
-        spent.admitted
-    );
     assert!(spent.admitted + totals.returned + totals.given_up + left <= totals.granted);
 }

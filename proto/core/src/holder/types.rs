@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::cell::LeaseCell;
-use crate::id::{Incarnation, MessageNumber, PolicyVersion};
+use crate::id::{Incarnation, LeaseId, MessageNumber, PolicyVersion};
 use crate::key::BucketAddress;
 use crate::message::{Answer, Introduction, LeaseRequest};
 use crate::rate::Rate;
@@ -187,7 +187,8 @@ pub enum Cause {
         /// When its turn comes at the latest if nobody else asks for more.
         until: Timestamp,
     },
-    /// The authority has no such policy.
+    /// The authority has no such policy, or one with other key dimensions: wait for the next
+    /// policy set.
     UnknownPolicy,
     /// No single request may cost this much.
     CostAboveCapacity {
@@ -199,4 +200,36 @@ pub enum Cause {
         /// When.
         until: Timestamp,
     },
+}
+
+/// A lease as the machine accounts for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseView {
+    /// The lease.
+    pub id: LeaseId,
+    /// The policy version that it belongs to.
+    pub version: PolicyVersion,
+    /// Running total granted.
+    pub granted: Tokens,
+    /// Running total returned.
+    pub returned: Tokens,
+    /// Running total reported spent.
+    pub reported: Tokens,
+    /// Until when its tokens may be spent.
+    pub deadline: Timestamp,
+    /// True while its tokens are in the cell.
+    pub live: bool,
+}
+
+/// Counts since the machine was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HolderStats {
+    /// Requests made.
+    pub requests: u64,
+    /// Requests sent again.
+    pub retries: u64,
+    /// Tokens that became spendable.
+    pub granted: Tokens,
+    /// Answers dropped for an unknown anchor, key or sequence.
+    pub answers_dropped: u64,
 }

@@ -1,0 +1,371 @@
+//! One slot: its lease, its open request, and what its callers ask for.
+
+use alloc::collections::BTreeMap;
+
+use super::demand::Demand;
+use super::sizing;
+use super::types::SlotSettings;
+use crate::cell::{LeaseCell, Rise, Tick, floor_to_tick, next_tick};
+use crate::id::{KeyNumber, LeaseId, PolicyVersion, Sequence};
+use crate::key::BucketAddress;
+use crate::message::{HELD_MAX, LeaseRequest};
+use crate::time::{Term, Timestamp};
+use crate::tokens::Tokens;
+
+/// A lease's running totals. Spent is derived: what was granted, not returned, and is not in the
+/// cell.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lease {
+    pub(super) id: LeaseId,
+    pub(super) version: PolicyVersion,
+    pub(super) granted: Tokens,
+    pub(super) returned: Tokens,
+    /// The highest total reported spent, or about to be.
+    pub(super) reported: Tokens,
+    /// Spent as of the last look at demand.
+    pub(super) noticed: Tokens,
+    pub(super) term: Term,
+    /// Rounded down to a tick, as the cell has it.
+    pub(super) deadline: Timestamp,
+    pub(super) stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// The cell spends it.
+    Live,
+    /// Its tokens were taken out of the cell and count as returned; a late extension may add some.
+    Ended,
+    /// Ended, and the authority was or is being told so.
+    Released,
+}
+
+/// The one request that may be open for a slot.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Open {
+    Nothing,
+    /// Sent, or to be sent as soon as there is a stream; unanswered.
+    Flying {
+        request: LeaseRequest,
+        sent: Timestamp,
+        attempts: u32,
+        /// When to send it (again).
+        due: Timestamp,
+    },
+    /// The authority has put the wish in its queue and will answer by a push.
+    Queued {
+        request: LeaseRequest,
+        /// When to ask after it, in case the queue was lost with its owner.
+        due: Timestamp,
+        /// Anchors must flow each quarter of this.
+        term: Term,
+    },
+}
+
+/// What a slot would tell the authority now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Report, and ask for tokens if any are wanted.
+    Ask,
+    /// Report what was returned.
+    Report,
+    /// End the lease with final counters.
+    Release,
+    /// Withdraw a queued wish that has no lease.
+    Withdraw,
+}
+
+/// Callers that wait for tokens, by cost.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    costs: BTreeMap<Tokens, u64>,
+    sum: Tokens,
+}
+
+impl Waiting {
+    pub(super) fn add(&mut self, cost: Tokens) {
+        let count = self.costs.entry(cost).or_insert(0);
+        *count = count.saturating_add(1);
+        self.sum += cost;
+    }
+
+    /// False if nobody with this cost waits.
+    pub(super) fn remove(&mut self, cost: Tokens) -> bool {
+        let Some(count) = self.costs.get_mut(&cost) else {
+            return false;
+        };
+        *count = count.saturating_sub(1);
+        if *count == 0 {
+            self.costs.remove(&cost);
+        }
+        self.sum = self.sum.less(cost);
+        true
+    }
+
+    pub(super) fn sum(&self) -> Tokens {
+        self.sum
+    }
+
+    pub(super) fn dearest(&self) -> Tokens {
+        self.costs.keys().next_back().copied().unwrap_or_default()
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct SlotState {
+    pub(super) bucket: BucketAddress,
+    pub(super) settings: SlotSettings,
+    /// Its number in the present stream.
+    pub(super) key: Option<KeyNumber>,
+    pub(super) lease: Option<Lease>,
+    /// The newest lease ever seen here. Ids of one bucket's leases grow, so an older one is a
+    /// late echo, and its totals are forgotten: it must not be taken for new.
+    pub(super) newest: LeaseId,
+    /// Answers to older requests belong to an earlier use of the slot.
+    pub(super) first_sequence: Option<Sequence>,
+    pub(super) open: Open,
+    pub(super) demand: Demand,
+    pub(super) waiting: Waiting,
+    /// Costs of waits that are over, not yet seen as spent or refused; they were counted as
+    /// demand when the wait began.
+    precounted: Tokens,
+    /// Tokens refused since the last grant or refusal.
+    pub(super) refused: Tokens,
+    /// No deadline of the cell, in this use of the slot or an earlier one, is later.
+    pub(super) deadline_max: Timestamp,
+    /// The largest wish allowed without anyone waiting for it.
+    pub(super) growth: Tokens,
+    pub(super) last_want: Tokens,
+    pub(super) last_grant: Tokens,
+    /// When demand was last seen.
+    pub(super) active: Timestamp,
+    /// Nothing is asked for before this, after a refusal.
+    pub(super) backoff: Timestamp,
+    /// Renewals by term wait until this.
+    pub(super) renew_from: Timestamp,
+    /// When tokens may be expected, after the authority had none.
+    pub(super) retry_at: Option<Timestamp>,
+    /// The most that the bucket can grant at once, as far as is known.
+    pub(super) least_max: Tokens,
+    /// A spender asked for a renewal.
+    pub(super) touched: bool,
+    /// When the back-off is over, let spenders ask again.
+    pub(super) rearms: bool,
+    /// Tokens were taken back and the authority has not been told.
+    pub(super) owes_report: bool,
+    /// An idle lease was cut down to the warm floor.
+    pub(super) trimmed: bool,
+    /// Since closing began: forget the slot at this time, whatever the authority says.
+    pub(super) closing: Option<Timestamp>,
+    pub(super) timer: Option<Timestamp>,
+    /// Its place in the list of slots with something to send.
+    pub(super) listed: Option<u64>,
+    /// Must be introduced even with nothing to say, so that pushes can reach it.
+    pub(super) introduce: bool,
+}
+
+impl SlotState {
+    pub(super) fn new(
+        now: Timestamp,
+        bucket: BucketAddress,
+        settings: SlotSettings,
+        cell: &LeaseCell,
+    ) -> Self {
+        Self {
+            bucket,
+            settings,
+            key: None,
+            lease: None,
+            newest: LeaseId::default(),
+            first_sequence: None,
+            open: Open::Nothing,
+            demand: Demand::new(now),
+            waiting: Waiting::default(),
+            precounted: Tokens::ZERO,
+            refused: Tokens::ZERO,
+            deadline_max: cell
+                .view()
+                .deadline
+                .timestamp_ahead_of(now)
+                .unwrap_or(Timestamp::ZERO),
+            growth: sizing::FIRST_WANT,
+            last_want: Tokens::ZERO,
+            last_grant: Tokens::ZERO,
+            active: now,
+            backoff: Timestamp::ZERO,
+            renew_from: Timestamp::ZERO,
+            retry_at: None,
+            least_max: HELD_MAX,
+            touched: false,
+            rearms: false,
+            owes_report: false,
+            trimmed: false,
+            closing: None,
+            timer: None,
+            listed: None,
+            introduce: false,
+        }
+    }
+
+    pub(super) fn stage(&self) -> Option<Stage> {
+        self.lease.map(|lease| lease.stage)
+    }
+
+    /// Tokens that can be spent.
+    pub(super) fn held(&self, cell: &LeaseCell) -> Tokens {
+        match self.stage() {
+            Some(Stage::Live) => cell.view().tokens,
+            _ => Tokens::ZERO,
+        }
+    }
+
+    /// How a deadline relates to those that the cell has had.
+    pub(super) fn rise(&self, now: Timestamp, deadline: Timestamp) -> Rise {
+        if floor_to_tick(now) >= self.deadline_max {
+            Rise::Fresh
+        } else if deadline > self.deadline_max {
+            Rise::Above
+        } else {
+            Rise::Within
+        }
+    }
+
+    pub(super) fn demand_per_second(&self) -> u64 {
+        self.demand.per_second()
+    }
+
+    pub(super) fn waits(&mut self, now: Timestamp, cost: Tokens) {
+        self.waiting.add(cost);
+        self.demand.sample(now, cost);
+        self.active = now;
+    }
+
+    pub(super) fn wait_over(&mut self, cost: Tokens) {
+        if self.waiting.remove(cost) {
+            self.precounted += cost;
+        }
+    }
+
+    /// Counts what was spent and refused since the last look as demand.
+    pub(super) fn observe(&mut self, now: Timestamp, cell: &LeaseCell) {
+        let mut asked = cell.take_refused();
+        self.refused += asked;
+        if let Some(lease) = self.lease.as_mut()
+            && lease.stage == Stage::Live
+        {
+            let spent = lease.granted.minus(lease.returned).less(cell.view().tokens);
+            // At the deadline spenders may empty the cell without spending.
+            if now < lease.deadline {
+                asked += spent.less(lease.noticed);
+            }
+            lease.noticed = spent;
+        }
+        let known = asked.min(self.precounted);
+        self.precounted = self.precounted.minus(known);
+        if !asked.is_zero() || !self.waiting.sum().is_zero() {
+            self.active = now;
+            self.trimmed = false;
+        }
+        self.demand.sample(now, asked.minus(known));
+    }
+
+    /// Ends a live lease whose deadline has passed.
+    pub(super) fn expire(&mut self, now: Timestamp, cell: &LeaseCell) {
+        if let Some(lease) = self.lease
+            && lease.stage == Stage::Live
+            && now >= lease.deadline
+        {
+            self.end(cell);
+        }
+    }
+
+    /// Takes a live lease's tokens out of the spenders' reach and counts them as returned.
+    pub(super) fn end(&mut self, cell: &LeaseCell) {
+        let Some(lease) = self.lease.as_mut() else {
+            return;
+        };
+        if lease.stage != Stage::Live {
+            return;
+        }
+        // Above every deadline of the cell, so that nothing is ever put back.
+        self.deadline_max = next_tick(self.deadline_max);
+        lease.returned = lease.returned.plus(cell.clear(Tick::at(self.deadline_max)));
+        lease.noticed = lease.granted.minus(lease.returned);
+        lease.stage = Stage::Ended;
+    }
+
+    /// Cuts a live lease down to `keep`.
+    pub(super) fn take_back(&mut self, keep: Tokens, cell: &LeaseCell) {
+        if let Some(lease) = self.lease.as_mut()
+            && lease.stage == Stage::Live
+        {
+            lease.returned = lease.returned.plus(cell.take_back(keep));
+        }
+    }
+
+    pub(super) fn policy_changed(&mut self, settings: SlotSettings) {
+        self.settings = settings;
+        self.backoff = Timestamp::ZERO;
+        self.least_max = HELD_MAX;
+        self.retry_at = None;
+    }
+
+    /// Lets spenders ask again, once a refusal's pause is over or if there is enough after all.
+    pub(super) fn rearm_if_satisfied(
+        &mut self,
+        now: Timestamp,
+        round_trip: Term,
+        cell: &LeaseCell,
+    ) {
+        let quiet = matches!(self.open, Open::Nothing) && self.closing.is_none();
+        if !quiet || now < self.backoff {
+            return;
+        }
+        if self.rearms {
+            self.rearms = false;
+            cell.rearm();
+        }
+        if self.touched && self.wish(round_trip, cell).is_zero() {
+            self.touched = false;
+            cell.set_renew_at(self.held(cell).scale_down(1, 2));
+            cell.rearm();
+        }
+    }
+
+    /// When to look at the slot next without an input.
+    pub(super) fn next_timer(&self, now: Timestamp, connected: bool) -> Option<Timestamp> {
+        let live = self.lease.filter(|lease| lease.stage == Stage::Live);
+        let wishes = self.touched || self.rearms || !self.waiting.sum().is_zero();
+        let request = match self.open {
+            Open::Flying { due, .. } | Open::Queued { due, .. } => connected.then_some(due),
+            Open::Nothing => wishes.then_some(self.backoff),
+        };
+        let keeping = connected && matches!(self.open, Open::Nothing) && self.closing.is_none();
+        let kept = live.filter(|_| keeping);
+        let times = [
+            live.map(|lease| lease.deadline),
+            self.closing,
+            request,
+            kept.filter(|_| !self.idle(now)).map(|_| self.renewal_at()),
+            kept.map(|_| self.active + self.settings.idle_return),
+        ];
+        // What is due already was listed, or waits for something else.
+        times.into_iter().flatten().filter(|at| *at > now).min()
+    }
+
+    /// What must hold after every input, whatever the authority says.
+    pub(super) fn check(&self, cell: &LeaseCell) {
+        let Some(lease) = self.lease else { return };
+        assert!(
+            lease.reported + lease.returned <= lease.granted,
+            "a lease accounts for no more than it was granted: {lease:?}"
+        );
+        if lease.stage == Stage::Live {
+            assert!(
+                cell.view().tokens + lease.returned <= lease.granted,
+                "a cell holds no more than its lease was granted: {lease:?}"
+            );
+            assert!(lease.deadline <= self.deadline_max);
+        }
+    }
+}
