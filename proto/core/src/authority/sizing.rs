@@ -17,7 +17,7 @@ const SERVINGS_PER_HORIZON_MIN: u64 = 4;
 /// Most tokens that may be out of a bucket at once; it bounds what a successor must assume.
 pub(super) fn live_cap(ledger: &Ledger, limit: &Limit, settings: &LeaseSettings) -> Tokens {
     let free = limit.capacity().less(ledger.ghost);
-    policy::live_cap(free, settings.share_per_mille(), limit.cost_max())
+    policy::live_cap(free, settings.share_per_mille(), limit.cost_floor())
 }
 
 /// The horizon that applies to a limit: the policy's, but no more than half of what the live cap
