@@ -1,7 +1,8 @@
 //! How large a message may be.
 //!
-//! Every message within the limits on counts is also within the limit on bytes, so whoever builds
-//! a message only has to count. The assertion below proves it.
+//! Every message within the limits on counts and keys is also within the limit on bytes, so whoever
+//! builds a message only has to count. The assertions below prove it, and that the core's holder
+//! stays within them.
 
 use quota_core::key::{DIMENSIONS_MAX, NAME_BYTES_MAX, VALUE_BYTES_MAX};
 
@@ -12,8 +13,11 @@ use quota_core::key::{DIMENSIONS_MAX, NAME_BYTES_MAX, VALUE_BYTES_MAX};
 pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// Most items in one batch. Costs per item stop falling at about a thousand.
 pub const ITEMS_MAX: usize = 4096;
-/// Most introductions in one batch: as many of the longest keys as fit beside a full table.
-pub const INTRODUCTIONS_MAX: usize = 256;
+/// Most introductions in one batch.
+pub const INTRODUCTIONS_MAX: usize = 1024;
+/// Most bytes of keys that the introductions of one batch have together. A holder that closes a
+/// batch once it has reached 256 KiB stays below it.
+pub const INTRODUCED_BYTES_MAX: usize = 256 * 1024 + KEY_BYTES_MAX;
 /// Most keys that one stream may introduce; a server may allow fewer.
 pub const KEYS_MAX: usize = 1 << 20;
 /// Longest canonical encoding of a key, in bytes.
@@ -43,14 +47,16 @@ pub const WAIT_SECONDS_MAX: u64 = 60;
 const REQUEST_BYTES_MAX: usize = 5 + 5 * 10 + 4 + 5 + 6 + 1;
 /// Bytes of one item of an answer at the worst: a key, seven 64-bit numbers and a status.
 const ANSWER_BYTES_MAX: usize = 5 + 7 * 10 + 1;
-/// Bytes of one introduction at the worst, with tags and lengths.
-const INTRODUCTION_BYTES_MAX: usize =
-    4 + (1 + 5) + 2 * (1 + 2 + NAME_BYTES_MAX) + (1 + 2 + KEY_BYTES_MAX);
+/// Bytes of one introduction at the worst, with tags and lengths, but without its key.
+const INTRODUCTION_BYTES_MAX: usize = 4 + (1 + 5) + 2 * (1 + 2 + NAME_BYTES_MAX) + (1 + 2);
 /// Bytes of a batch beside its items: tags, lengths and bases of at most 16 fields.
 const OVERHEAD_BYTES_MAX: usize = 16 * 32;
 
 const _: () = {
-    let requests = ITEMS_MAX * REQUEST_BYTES_MAX + INTRODUCTIONS_MAX * INTRODUCTION_BYTES_MAX;
-    assert!(requests + OVERHEAD_BYTES_MAX <= MESSAGE_BYTES_MAX);
+    let introductions = INTRODUCTIONS_MAX * INTRODUCTION_BYTES_MAX + INTRODUCED_BYTES_MAX;
+    let requests = ITEMS_MAX * REQUEST_BYTES_MAX;
+    assert!(introductions + requests + OVERHEAD_BYTES_MAX <= MESSAGE_BYTES_MAX);
     assert!(ITEMS_MAX * ANSWER_BYTES_MAX + OVERHEAD_BYTES_MAX <= MESSAGE_BYTES_MAX);
+    assert!(quota_core::holder::REQUESTS_MAX <= ITEMS_MAX);
+    assert!(quota_core::holder::INTRODUCTIONS_MAX <= INTRODUCTIONS_MAX);
 };

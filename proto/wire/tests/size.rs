@@ -9,7 +9,7 @@ use quota_core::time::Term;
 use quota_core::tokens::Tokens;
 use quota_wire::convert::answers::AuthorityMessage;
 use quota_wire::convert::stream::{self, FromAuthority};
-use quota_wire::limits::{INTRODUCTIONS_MAX, ITEMS_MAX, MESSAGE_BYTES_MAX};
+use quota_wire::limits::{INTRODUCED_BYTES_MAX, INTRODUCTIONS_MAX, ITEMS_MAX, MESSAGE_BYTES_MAX};
 
 const ITEMS: u64 = 1000;
 
@@ -141,7 +141,8 @@ fn the_largest_messages_fit() {
                     namespace: format!("{item:0>128}"),
                     name: "n".repeat(128),
                 },
-                key: Key::from_values(&[[7_u8; 256]; 8]).expect("legal"),
+                key: Key::from_values(&[vec![7_u8; INTRODUCED_BYTES_MAX / INTRODUCTIONS_MAX - 2]])
+                    .expect("legal"),
             },
         })
         .collect();

@@ -8,7 +8,7 @@ use quota_core::tokens::Tokens;
 
 use super::column::{self, Column};
 use super::common::{check_count, decode_name, decode_number, key_error};
-use crate::limits::{INTRODUCTIONS_MAX, KEY_BYTES_MAX, TOTAL_MAX};
+use crate::limits::{INTRODUCED_BYTES_MAX, INTRODUCTIONS_MAX, KEY_BYTES_MAX, TOTAL_MAX};
 use crate::malformed::Malformed;
 use crate::proto as wire;
 
@@ -179,6 +179,14 @@ fn decode_introductions(
         introductions.len(),
         INTRODUCTIONS_MAX,
     )?;
+    let bytes: usize = introductions.iter().map(|i| i.key.len()).sum();
+    if bytes > INTRODUCED_BYTES_MAX {
+        return Err(Malformed::new(
+            "requests.introductions",
+            format!("{bytes} bytes of keys"),
+            format!("at most {INTRODUCED_BYTES_MAX} bytes of keys in one batch"),
+        ));
+    }
     let mut decoded: Vec<Introduction> = Vec::with_capacity(introductions.len());
     for (index, introduction) in introductions.into_iter().enumerate() {
         let before = decoded.last().map(|before| &before.bucket.policy);

@@ -164,8 +164,18 @@ fn introductions_are_refused_by_field() {
         requests::decode,
         &[
             (
-                |b| b.introductions = (0..257).map(introduction).collect(),
-                "requests.introductions is 257 entries long; allowed: at most 256 entries",
+                |b| b.introductions = (0..1025).map(introduction).collect(),
+                "requests.introductions is 1025 entries long; allowed: at most 1024 entries",
+            ),
+            (
+                |b| {
+                    b.introductions = (0..129).map(introduction).collect();
+                    for introduction in &mut b.introductions {
+                        introduction.key = vec![0; 2064];
+                    }
+                },
+                "requests.introductions is 266256 bytes of keys; allowed: at most 264208 bytes of \
+                 keys in one batch",
             ),
             (
                 |b| b.introductions[1].number = 3,
