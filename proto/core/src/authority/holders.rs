@@ -9,13 +9,12 @@ use crate::id::{Incarnation, KeyNumber, MessageNumber};
 use crate::message::Refusal;
 use crate::time::Timestamp;
 
-/// What an interned key number stands for.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Numbered {
-    /// A bucket, by slot and generation; the bucket may have been forgotten since.
-    Bucket { slot: u32, generation: u32 },
-    /// The introduction was refused; every request for it is too.
-    Refused(Refusal),
+/// What an interned key number stands for: a bucket, by slot and generation. The bucket may have
+/// been forgotten since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Numbered {
+    pub(super) slot: u32,
+    pub(super) generation: u32,
 }
 
 /// One incarnation of a holder.
@@ -28,13 +27,40 @@ pub(super) struct Holder {
     pub(super) heard_at: Timestamp,
     /// Leases of this holder in this shard.
     pub(super) leases: u32,
-    pub(super) numbers: Numbers,
+    numbers: HashMap<KeyNumber, Numbered, NumberHash>,
+    /// Numbers whose introduction was refused; every request for them is too.
+    refused: HashMap<KeyNumber, Refusal, NumberHash>,
 }
 
-/// Key numbers come from a holder in growing order, so a fixed, fast hash is safe: a holder that
-/// crafts collisions slows only its own look-ups, and their count is bounded by the driver.
-pub(super) type Numbers = HashMap<KeyNumber, Numbered, NumberHash>;
+impl Holder {
+    /// What a number of the present stream stands for; `Err(None)` if it was never introduced.
+    pub(super) fn number(&self, number: KeyNumber) -> Result<Numbered, Option<Refusal>> {
+        let known = self.numbers.get(&number).copied();
+        known.ok_or_else(|| self.refused.get(&number).copied())
+    }
 
+    /// Gives a number its meaning. It is never given another within a stream: a second
+    /// introduction is void.
+    pub(super) fn introduce(&mut self, number: KeyNumber, meaning: Result<Numbered, Refusal>) {
+        if self.number(number) != Err(None) {
+            return;
+        }
+        match meaning {
+            Ok(numbered) => drop(self.numbers.insert(number, numbered)),
+            Err(refusal) => drop(self.refused.insert(number, refusal)),
+        }
+    }
+
+    fn forget_numbers(&mut self) {
+        self.numbers = HashMap::default();
+        self.refused = HashMap::default();
+    }
+}
+
+/// Key numbers and incarnations are chosen by holders. A holder that crafts collisions slows only
+/// the look-ups of its own stream, whose numbers the driver bounds; incarnations are as many as
+/// streams.
+///
 /// A fixed multiplicative hash (Knuth, *The Art of Computer Programming* 3, 6.4).
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct NumberHash(u64);
@@ -132,7 +158,8 @@ impl Holders {
             anchor: MessageNumber::default(),
             heard_at: Timestamp::ZERO,
             leases: 0,
-            numbers: Numbers::default(),
+            numbers: HashMap::default(),
+            refused: HashMap::default(),
         };
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -155,7 +182,7 @@ impl Holders {
         let holder = self.get_mut(slot);
         if holder.stream.is_none_or(|old| old < stream) {
             holder.stream = Some(stream);
-            holder.numbers = Numbers::default();
+            holder.forget_numbers();
         }
     }
 
@@ -165,7 +192,7 @@ impl Holders {
         };
         let holder = self.get_mut(slot);
         holder.stream = None;
-        holder.numbers = Numbers::default();
+        holder.forget_numbers();
         self.leave_if_idle(slot);
     }
 

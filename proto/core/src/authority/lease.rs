@@ -1,5 +1,6 @@
 //! Leases as the authority keeps them, in line with their bucket.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use crate::id::{LeaseId, PolicyVersion, Sequence};
@@ -7,7 +8,7 @@ use crate::time::Timestamp;
 use crate::tokens::Tokens;
 
 /// How many leases a bucket holds without a separate allocation.
-const INLINE: usize = 2;
+const INLINE: usize = 3;
 
 /// Most tokens that one lease can be granted over its whole life; a lease that reaches it is not
 /// extended and its holder opens another. It keeps a lease within one cache line.
@@ -101,8 +102,9 @@ impl Lease {
 pub(super) struct Leases {
     inline: [Lease; INLINE],
     inline_len: u8,
-    /// Holds all leases once they do not fit in line.
-    spilled: Vec<Lease>,
+    /// Holds all leases once they do not fit in line; boxed, since most buckets have none.
+    #[allow(clippy::box_collection)]
+    spilled: Option<Box<Vec<Lease>>>,
     /// No lease ends before this; `MAX` if there is none.
     next_reclaim: Timestamp,
 }
@@ -112,7 +114,7 @@ impl Default for Leases {
         Self {
             inline: [Lease::default(); INLINE],
             inline_len: 0,
-            spilled: Vec::new(),
+            spilled: None,
             next_reclaim: Timestamp::MAX,
         }
     }
@@ -120,19 +122,17 @@ impl Default for Leases {
 
 impl Leases {
     pub(super) fn as_slice(&self) -> &[Lease] {
-        if self.spilled.is_empty() {
-            &self.inline[..usize::from(self.inline_len)]
-        } else {
-            &self.spilled
+        match &self.spilled {
+            None => &self.inline[..usize::from(self.inline_len)],
+            Some(spilled) => spilled,
         }
     }
 
     /// The leases to change in place; follow with [`Leases::dated`] if a `reclaim_at` changed.
     pub(super) fn as_mut_slice(&mut self) -> &mut [Lease] {
-        if self.spilled.is_empty() {
-            &mut self.inline[..usize::from(self.inline_len)]
-        } else {
-            &mut self.spilled
+        match &mut self.spilled {
+            None => &mut self.inline[..usize::from(self.inline_len)],
+            Some(spilled) => spilled,
         }
     }
 
@@ -155,29 +155,39 @@ impl Leases {
 
     pub(super) fn push(&mut self, lease: Lease) {
         self.next_reclaim = self.next_reclaim.min(lease.reclaim_at);
-        let slot = usize::from(self.inline_len);
-        if self.spilled.is_empty() && slot < INLINE {
-            self.inline[slot] = lease;
+        if let Some(spilled) = &mut self.spilled {
+            spilled.push(lease);
+            return;
+        }
+        let place = usize::from(self.inline_len);
+        if place < INLINE {
+            self.inline[place] = lease;
             self.inline_len = self.inline_len.saturating_add(1);
             return;
         }
-        if self.spilled.is_empty() {
-            self.spilled.extend_from_slice(&self.inline);
-            self.inline_len = 0;
-        }
-        self.spilled.push(lease);
+        let mut spilled = Box::new(self.inline.to_vec());
+        spilled.push(lease);
+        self.spilled = Some(spilled);
+        self.inline_len = 0;
     }
 
     /// Takes a lease out by its place in [`Leases::as_slice`]; another takes its place.
     pub(super) fn remove(&mut self, index: usize) -> Lease {
-        let removed = if self.spilled.is_empty() {
-            let last = usize::from(self.inline_len).saturating_sub(1);
-            let removed = self.inline[index];
-            self.inline[index] = self.inline[last];
-            self.inline_len = self.inline_len.saturating_sub(1);
-            removed
-        } else {
-            self.spilled.swap_remove(index)
+        let removed = match &mut self.spilled {
+            None => {
+                let last = usize::from(self.inline_len).saturating_sub(1);
+                let removed = self.inline[index];
+                self.inline[index] = self.inline[last];
+                self.inline_len = self.inline_len.saturating_sub(1);
+                removed
+            }
+            Some(spilled) => {
+                let removed = spilled.swap_remove(index);
+                if spilled.is_empty() {
+                    self.spilled = None;
+                }
+                removed
+            }
         };
         self.dated();
         removed

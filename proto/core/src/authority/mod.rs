@@ -175,19 +175,14 @@ impl Authority {
         let Some(holder) = self.holders.on_stream(incarnation, stream) else {
             return;
         };
-        let numbered = match self.enter(now, introduction.bucket) {
-            Ok(slot) => Numbered::Bucket {
-                slot,
-                generation: self.buckets.generation(slot),
-            },
-            Err(refusal) => Numbered::Refused(refusal),
-        };
-        // A number is never reused within a stream: a second introduction of it is void.
+        let meaning = self.enter(now, introduction.bucket);
+        let meaning = meaning.map(|slot| Numbered {
+            slot,
+            generation: self.buckets.generation(slot),
+        });
         self.holders
             .get_mut(holder)
-            .numbers
-            .entry(introduction.number)
-            .or_insert(numbered);
+            .introduce(introduction.number, meaning);
     }
 
     /// The slot of a bucket, made if this tenure has not seen it.
@@ -244,16 +239,12 @@ impl Authority {
         effects: &mut Vec<Effect>,
     ) {
         self.stats.requests = self.stats.requests.saturating_add(1);
-        let slot = match self.holders.get(holder).numbers.get(&request.key) {
-            Some(&Numbered::Bucket { slot, generation })
-                if self.buckets.is_live(slot, generation) =>
-            {
-                slot
+        let slot = match self.holders.get(holder).number(request.key) {
+            Ok(known) if self.buckets.is_live(known.slot, known.generation) => known.slot,
+            Err(Some(refusal)) => return self.refuse(holder, request, refusal, effects),
+            Ok(_) | Err(None) => {
+                return self.refuse(holder, request, Refusal::UnknownKey, effects);
             }
-            Some(&Numbered::Refused(refusal)) => {
-                return self.refuse(holder, request, refusal, effects);
-            }
-            _ => return self.refuse(holder, request, Refusal::UnknownKey, effects),
         };
         self.settle(slot, now);
         self.report(slot, holder, request);
