@@ -105,6 +105,20 @@ fn former_versions_stay_for_a_term_and_a_refill_at_the_slowest_rate() {
     assert_eq!(history.clearable_after(DRIFT), expected);
     assert_eq!(create(100).clearable_after(DRIFT), Term::ZERO);
 
+    // It is the slowest rate of any version, old or new.
+    let newest_is_fast = PolicyHistory::create(
+        PolicySpec {
+            limit: LimitSpec::new(1, Term::from_seconds(1)).with_burst(100),
+            ..spec(1)
+        },
+        at(1),
+    );
+    let newest_is_fast = newest_is_fast.expect("legal").change(spec(20), at(2));
+    assert_eq!(
+        newest_is_fast.expect("legal").clearable_after(DRIFT),
+        expected
+    );
+
     // The slow version is outdone by the first one and dropped, but its rate is not forgotten.
     let history = history.change(spec(30), at(3)).expect("legal");
     assert_eq!(former(&history), [1]);
@@ -486,13 +500,15 @@ proptest! {
         free in 0_u64..1 << 41,
         more in 0_u64..1_000,
         share in 1_u64..=1000,
-        cost in 1_u64..1 << 21,
+        cost in 0_u64..1 << 21,
     ) {
         let cap = |free, share, cost| live_cap(Tokens::new(free), share, Tokens::new(cost));
         prop_assert!(cap(free, share, cost) <= cap(free + more, share, cost));
         prop_assert!(cap(free, share, cost) <= cap(free, (share + more).min(1000), cost));
         prop_assert!(cap(free, share, cost) <= cap(free, share, cost + more));
         prop_assert!(cap(free, share, cost) <= Tokens::new(free));
+        let few = 1 + free % 100;
+        prop_assert!(cap(few, share, 0) >= Tokens::ONE);
     }
 }
 

@@ -188,6 +188,7 @@ impl PolicySet {
             policies: &self.policies,
             dimensions,
             lists: [&[]; LISTS_MAX],
+            used: 0,
         };
         let touched = dimensions
             .iter()
@@ -198,8 +199,9 @@ impl PolicySet {
             })
             .chain([&self.unconditional[..]])
             .filter(|list| !list.is_empty());
-        for (slot, list) in matches.lists.iter_mut().zip(touched) {
+        for ((slot, list), used) in matches.lists.iter_mut().zip(touched).zip(1..) {
             *slot = list;
+            matches.used = used;
         }
         Ok(matches)
     }
@@ -248,8 +250,10 @@ fn check_dimensions(dimensions: &[(&str, &str)]) -> Result<(), DimensionsError> 
 pub struct Matches<'a> {
     policies: &'a [Arc<Policy>],
     dimensions: &'a [(&'a str, &'a str)],
-    /// What is left of each list; the used ones come first.
+    /// What is left of each list.
     lists: [&'a [usize]; LISTS_MAX],
+    /// How many of the lists are used; the rest are empty.
+    used: usize,
 }
 
 impl<'a> Iterator for Matches<'a> {
@@ -260,6 +264,7 @@ impl<'a> Iterator for Matches<'a> {
             let list = self
                 .lists
                 .iter_mut()
+                .take(self.used)
                 .filter(|list| !list.is_empty())
                 .min_by_key(|list| list.first().copied())?;
             let (first, rest) = list.split_first()?;
