@@ -1,0 +1,547 @@
+//! The decision: whether a request may pass, from leases that are held.
+//!
+//! All or nothing over the policies that match. Every cell is looked at before any is debited;
+//! every debit is made before the clock is read, once; every debit is then confirmed against that
+//! reading. The first policy that cannot admit the request ends the attempt, and what was debited
+//! before is put back.
+//!
+//! An attempt takes no lock, allocates nothing (while at most eight policies match) and makes no
+//! system call but the clock, except for the first touch of a key, which has to be given a place.
+
+use quota_core::cell::{Debit, Exhausted, Receipt, RollBack, Tick};
+use quota_core::holder::Slot;
+use quota_core::key::BucketAddress;
+use quota_core::policy::FirstTouch;
+use quota_core::time::Timestamp;
+use quota_core::tokens::Tokens;
+
+use crate::clock;
+use crate::decision::{Decision, Outcome, Reason, Subject};
+use crate::fingerprint::Fingerprint;
+use crate::rules::{Rule, RuleLimit};
+use crate::shared::{Link, Opening, Shared, Signal};
+use crate::stats::Counter;
+use crate::table::{DebitError, Found, InsertError, Status};
+
+/// Policies that one request may match before the attempt allocates.
+const INLINE: usize = 8;
+/// Times that a key is looked up again if its entry moves on under the reader. Two evictions
+/// within one decision do not happen but to a thread that was held for a long time.
+const FINDS: usize = 3;
+
+/// What the caller is ready for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mood {
+    /// It takes what there is now.
+    Hasty,
+    /// It can still wait, so nothing is admitted on account of an outage yet.
+    Patient,
+    /// It has waited. `silent` if nothing was heard from the authority meanwhile.
+    Spent { silent: bool },
+}
+
+/// What an attempt came to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Attempt<'c> {
+    Admitted(Decision<'c>),
+    Refused(Refused<'c>),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Refused<'c> {
+    pub(crate) decision: Decision<'c>,
+    pub(crate) wait: Wait,
+    /// What to count as demand if the refusal is final.
+    pub(crate) demand: Option<(Slot, Tokens)>,
+}
+
+impl Refused<'_> {
+    /// The same refusal for another reason.
+    pub(crate) const fn because(self, reason: Reason) -> Self {
+        Self {
+            decision: self.decision.because(reason),
+            ..self
+        }
+    }
+}
+
+/// What a refused caller may wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Nothing helps.
+    Never,
+    /// Tokens in this slot, expected at `expected` (the past if unknown).
+    Tokens {
+        slot: Slot,
+        cost: Tokens,
+        expected: Timestamp,
+    },
+    /// Policies, room in the table, or the link.
+    Change,
+}
+
+/// One policy's part of a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim<'a> {
+    pub(crate) index: usize,
+    pub(crate) rule: &'a Rule,
+    pub(crate) limit: &'a RuleLimit,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) cost: Tokens,
+    /// Decided and counted, but never refused.
+    pub(crate) watched: bool,
+    pub(crate) found: Option<Found<'a>>,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    Open,
+    /// Passes without tokens: watched only, or admitted on account of an outage.
+    Passed,
+    Debited(Debit),
+    Spent(Receipt, Tokens),
+}
+
+impl<'a> Claim<'a> {
+    pub(crate) fn new(
+        index: usize,
+        rule: &'a Rule,
+        limit: &'a RuleLimit,
+        fingerprint: Fingerprint,
+        cost: Option<Tokens>,
+        watched: bool,
+    ) -> Self {
+        Self {
+            index,
+            rule,
+            limit,
+            fingerprint,
+            cost: cost.unwrap_or(rule.cost_default),
+            watched,
+            found: None,
+            state: State::Open,
+        }
+    }
+
+    fn has_enough(&self) -> bool {
+        self.cost <= self.limit.cost_max
+            && self
+                .found
+                .is_some_and(|found| found.entry.cell().view().tokens >= self.cost)
+    }
+}
+
+/// Why one policy cannot admit the request.
+#[derive(Clone, Copy, Debug)]
+struct Short {
+    reason: Reason,
+    wait: Wait,
+    expected: Timestamp,
+    /// An outage: the policy may say that it admits nevertheless.
+    outage: bool,
+}
+
+impl Short {
+    const fn permanent(reason: Reason) -> Self {
+        Self {
+            reason,
+            wait: Wait::Never,
+            expected: Timestamp::ZERO,
+            outage: false,
+        }
+    }
+}
+
+/// A list that stays on the stack while it is short.
+struct Claims<'a> {
+    inline: [Option<Claim<'a>>; INLINE],
+    spilled: Vec<Option<Claim<'a>>>,
+    len: usize,
+}
+
+impl<'a> Claims<'a> {
+    const fn new() -> Self {
+        Self {
+            inline: [None; INLINE],
+            spilled: Vec::new(),
+            len: 0,
+        }
+    }
+
+    fn push(&mut self, claim: Claim<'a>) {
+        if self.len < INLINE {
+            self.inline[self.len] = Some(claim);
+        } else {
+            if self.len == INLINE {
+                self.spilled.extend(self.inline);
+            }
+            self.spilled.push(Some(claim));
+        }
+        self.len += 1;
+    }
+
+    fn as_mut(&mut self) -> &mut [Option<Claim<'a>>] {
+        if self.len <= INLINE {
+            &mut self.inline[..self.len]
+        } else {
+            &mut self.spilled
+        }
+    }
+}
+
+impl Shared {
+    /// One attempt over all policies that match. Counts nothing but roll-backs.
+    pub(crate) fn attempt(
+        &self,
+        dimensions: &[(&str, &str)],
+        cost: Option<Tokens>,
+        mood: Mood,
+    ) -> Attempt<'_> {
+        if self.is_closed() {
+            return self.refusal_without_policy(Reason::Closed, Wait::Never);
+        }
+        let rules = self.rules();
+        if !rules.known {
+            return self.refusal_without_policy(Reason::Unreachable, Wait::Change);
+        }
+        let Ok(matches) = rules.set().matches(dimensions) else {
+            return self.refusal_without_policy(Reason::InvalidKey, Wait::Never);
+        };
+        let mut claims = Claims::new();
+        for found in matches {
+            let (index, rule) = rules.rule(&found);
+            let values = found.values();
+            let bytes = values.iter().map(|value| value.as_bytes());
+            let fingerprint = self.key.of(rule.number, bytes);
+            claims.push(Claim::new(
+                index,
+                rule,
+                rule.limit(fingerprint, values),
+                fingerprint,
+                cost,
+                rule.only_watches(values),
+            ));
+        }
+        let address = |index: usize| {
+            let policy = rules.at(index).0;
+            let key = policy.key_of(dimensions).ok().flatten();
+            key.map(|key| BucketAddress {
+                policy: policy.id().clone(),
+                key,
+            })
+        };
+        self.admit(claims.as_mut(), &address, mood)
+    }
+
+    /// One attempt over these claims. `address` names the bucket of a claim by its index.
+    #[inline]
+    pub(crate) fn admit<'a, 'c: 'a>(
+        &'c self,
+        claims: &mut [Option<Claim<'a>>],
+        address: &dyn Fn(usize) -> Option<BucketAddress>,
+        mood: Mood,
+    ) -> Attempt<'c> {
+        for claim in claims.iter_mut().flatten() {
+            if claim.found.is_none() {
+                claim.found = self.table.find(claim.fingerprint);
+            }
+        }
+        let mut apart = Apart::default();
+        // First only those that seem to be short: what will be refused is then mostly refused
+        // before anything was debited.
+        for look_only in [true, false] {
+            for place in 0..claims.len() {
+                let Some(claim) = &mut claims[place] else {
+                    continue;
+                };
+                if !matches!(claim.state, State::Open) || (look_only && claim.has_enough()) {
+                    continue;
+                }
+                match self.take(claim, address, mood) {
+                    Ok(debit) => claim.state = State::Debited(debit),
+                    Err(short) if apart.passes(claim, short) => claim.state = State::Passed,
+                    Err(short) => return self.refuse(claims, place, short),
+                }
+            }
+        }
+        let now = Tick::at(clock::now());
+        for place in 0..claims.len() {
+            let Some(claim) = &mut claims[place] else {
+                continue;
+            };
+            let (State::Debited(debit), Some(found)) = (claim.state, claim.found) else {
+                continue;
+            };
+            match found.confirm(debit, now) {
+                Ok(receipt) => claim.state = State::Spent(receipt, debit.remaining()),
+                Err(ended) => {
+                    claim.state = State::Open;
+                    if ended.renew {
+                        self.signal(Signal::Touched(found.slot));
+                    }
+                    let short = self.short(claim, found, mood);
+                    if !apart.passes(claim, short) {
+                        return self.refuse(claims, place, short);
+                    }
+                    claim.state = State::Passed;
+                }
+            }
+        }
+        self.admitted(claims, apart)
+    }
+
+    /// Debits one claim, or says why not. Gives the key a place if it has none.
+    #[inline]
+    fn take<'a, 'c: 'a>(
+        &'c self,
+        claim: &mut Claim<'a>,
+        address: &dyn Fn(usize) -> Option<BucketAddress>,
+        mood: Mood,
+    ) -> Result<Debit, Short> {
+        if claim.cost > claim.limit.cost_max {
+            return Err(Short::permanent(Reason::CostTooHigh));
+        }
+        for _ in 0..FINDS {
+            let found = match claim.found {
+                Some(found) => found,
+                None => self.touch_first(claim, address)?,
+            };
+            claim.found = Some(found);
+            match found.debit(claim.cost) {
+                Ok(debit) => {
+                    if debit.renew() {
+                        self.signal(Signal::Touched(found.slot));
+                    }
+                    return Ok(debit);
+                }
+                Err(DebitError::Exhausted(Exhausted { renew })) => {
+                    if renew {
+                        self.signal(Signal::Touched(found.slot));
+                    }
+                    return Err(self.short(claim, found, mood));
+                }
+                Err(DebitError::Moved) => claim.found = self.table.find(claim.fingerprint),
+            }
+        }
+        Err(Short {
+            reason: Reason::FirstTouch,
+            wait: Wait::Change,
+            expected: Timestamp::ZERO,
+            outage: false,
+        })
+    }
+
+    /// A key's first touch: finds a place and announces the key to the driver. Takes a lock,
+    /// allocates, and wakes the driver.
+    #[cold]
+    fn touch_first<'c>(
+        &'c self,
+        claim: &Claim<'_>,
+        address: &dyn Fn(usize) -> Option<BucketAddress>,
+    ) -> Result<Found<'c>, Short> {
+        let Some(bucket) = address(claim.index) else {
+            return Err(Short::permanent(Reason::InvalidKey));
+        };
+        let inserted = self.table.insert(claim.fingerprint, |slot| {
+            self.signal(Signal::Open(Box::new(Opening {
+                slot,
+                policy: claim.rule.number,
+                fingerprint: claim.fingerprint,
+                bucket,
+                settings: claim.limit.settings,
+            })))
+        });
+        let (result, spare) = match inserted {
+            Ok(inserted) => (Ok(inserted.found), inserted.spare),
+            Err(InsertError::Full(spare)) => (Err(spare.is_some()), spare),
+            Err(InsertError::NotAnnounced) => (Err(false), None),
+        };
+        if let Some(spare) = spare {
+            self.signal(Signal::Close(spare));
+        }
+        self.wake.notify_one();
+        result.map_err(|room_comes| {
+            // While the authority is out of reach, no key is closed to make room: the outage is
+            // what the caller should hear of, and what the policy has a word on.
+            let outage = self.link() != Link::Up;
+            Short {
+                reason: if outage {
+                    Reason::Unreachable
+                } else {
+                    Reason::TableFull
+                },
+                wait: if room_comes {
+                    Wait::Change
+                } else {
+                    Wait::Never
+                },
+                expected: Timestamp::ZERO,
+                outage,
+            }
+        })
+    }
+
+    /// Why a key that was found has too few tokens.
+    fn short(&self, claim: &Claim<'_>, found: Found<'_>, mood: Mood) -> Short {
+        let expected = found.entry.retry_at();
+        let wait = Wait::Tokens {
+            slot: found.slot,
+            cost: claim.cost,
+            expected,
+        };
+        let unreachable = |wait| Short {
+            reason: Reason::Unreachable,
+            wait,
+            expected: Timestamp::ZERO,
+            outage: mood != Mood::Patient,
+        };
+        let reached = |reason, wait| Short {
+            reason,
+            wait,
+            expected,
+            outage: false,
+        };
+        match (found.entry.status(), self.link()) {
+            (Status::CostAboveCapacity, _) => Short::permanent(Reason::CostTooHigh),
+            // An attempt to connect has failed, and others follow, but nobody is kept waiting.
+            (_, Link::Down) => Short {
+                outage: true,
+                ..unreachable(Wait::Never)
+            },
+            (_, Link::Connecting) | (Status::Busy, _) => unreachable(wait),
+            (Status::UnknownPolicy, Link::Up) => reached(Reason::UnknownPolicy, Wait::Change),
+            (Status::Exhausted, Link::Up) => reached(Reason::Exhausted, wait),
+            (Status::Granted | Status::Unknown, Link::Up)
+                if mood == (Mood::Spent { silent: true }) =>
+            {
+                unreachable(wait)
+            }
+            (Status::Granted, Link::Up) => reached(Reason::Exhausted, wait),
+            (Status::Unknown, Link::Up) if claim.rule.first_touch == FirstTouch::Deny => {
+                reached(Reason::FirstTouch, Wait::Never)
+            }
+            (Status::Unknown, Link::Up) => reached(Reason::FirstTouch, wait),
+        }
+    }
+
+    fn admitted<'c>(&'c self, claims: &[Option<Claim<'_>>], apart: Apart) -> Attempt<'c> {
+        let tightest = claims
+            .iter()
+            .flatten()
+            .min_by_key(|claim| match claim.state {
+                State::Spent(_, remaining) => remaining,
+                _ => Tokens::new(u64::MAX),
+            });
+        let subject = tightest.map(|claim| {
+            let remaining = match claim.state {
+                State::Spent(_, remaining) => remaining,
+                _ => Tokens::ZERO,
+            };
+            self.subject(claim, remaining)
+        });
+        if !apart.opened.is_zero() {
+            self.counters.add(Counter::OpenTokens, apart.opened.get());
+        }
+        let outcome = match apart {
+            Apart { outage: true, .. } => Outcome::AllowedOpen,
+            Apart { watched: true, .. } => Outcome::AllowedShadow,
+            _ => Outcome::Allowed,
+        };
+        Attempt::Admitted(Decision::allowed(outcome, subject))
+    }
+
+    /// Puts back what was debited, and names the policy that refused.
+    #[cold]
+    fn refuse<'c>(
+        &'c self,
+        claims: &mut [Option<Claim<'_>>],
+        refusing: usize,
+        short: Short,
+    ) -> Attempt<'c> {
+        let now = Tick::at(clock::now());
+        for claim in claims.iter_mut().flatten() {
+            let Some(found) = claim.found else { continue };
+            let restored = match claim.state {
+                State::Open | State::Passed => continue,
+                State::Debited(debit) => {
+                    let given_up = found.give_up(debit, now);
+                    if given_up.renew {
+                        self.signal(Signal::Touched(found.slot));
+                    }
+                    given_up.restored
+                }
+                State::Spent(receipt, _) => {
+                    found.entry.cell().roll_back(receipt) == RollBack::Restored
+                }
+            };
+            claim.state = State::Open;
+            self.counters.add(
+                if restored {
+                    Counter::Rollbacks
+                } else {
+                    Counter::RollbacksLost
+                },
+                1,
+            );
+        }
+        let claim = claims[refusing].as_ref().expect("it has just refused");
+        let held = claim.found.map_or(Tokens::ZERO, |found| {
+            let view = found.entry.cell().view();
+            if view.live(now) {
+                view.tokens
+            } else {
+                Tokens::ZERO
+            }
+        });
+        let subject = self.subject(claim, held);
+        Attempt::Refused(Refused {
+            decision: Decision::refused(short.reason, Some(subject), short.expected),
+            wait: short.wait,
+            demand: claim.found.map(|found| (found.slot, claim.cost)),
+        })
+    }
+
+    fn subject(&self, claim: &Claim<'_>, remaining: Tokens) -> Subject<'_> {
+        let leased = claim.found.map(|found| found.entry.version());
+        let leased = leased.filter(|version| version.get() != 0);
+        Subject {
+            policy: self.names.name(claim.rule.number),
+            version: leased.unwrap_or(claim.rule.version),
+            limit: claim.limit.view,
+            remaining,
+        }
+    }
+
+    pub(crate) fn refusal_without_policy(&self, reason: Reason, wait: Wait) -> Attempt<'_> {
+        Attempt::Refused(Refused {
+            decision: Decision::refused(reason, None, Timestamp::ZERO),
+            wait,
+            demand: None,
+        })
+    }
+}
+
+/// What of a request passes without tokens, and is counted apart.
+#[derive(Clone, Copy, Debug, Default)]
+struct Apart {
+    watched: bool,
+    outage: bool,
+    opened: Tokens,
+}
+
+impl Apart {
+    /// True if the request may pass although this policy cannot admit it.
+    fn passes(&mut self, claim: &Claim<'_>, short: Short) -> bool {
+        if claim.watched {
+            self.watched = true;
+            return true;
+        }
+        if short.outage && claim.rule.admits_in_outage(claim.fingerprint) {
+            self.outage = true;
+            self.opened += claim.cost;
+            return true;
+        }
+        false
+    }
+}

@@ -1,0 +1,215 @@
+//! What the client did, counted.
+//!
+//! Counters are striped over cache lines by thread, so that counting a decision never makes two
+//! threads fight over one line. Reading them adds the stripes up.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use crate::decision::{Outcome, Reason};
+
+const STRIPES: usize = 16;
+const COUNTERS: usize = 16;
+
+/// Totals since the client was made. `checks` counts requests, not policies: one request that
+/// three policies match is one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Requests admitted by every policy that matched them.
+    pub allowed: u64,
+    /// Requests admitted because the authority was out of reach under `on_outage = "open"`.
+    pub allowed_open: u64,
+    /// Requests that only policies in shadow mode would have refused.
+    pub allowed_shadow: u64,
+    /// Requests refused: quota exhausted.
+    pub exhausted: u64,
+    /// Requests refused: authority out of reach.
+    pub unreachable: u64,
+    /// Requests refused: no lease yet, and the call did not wait.
+    pub first_touch: u64,
+    /// Requests refused for good: cost above the limit.
+    pub cost_too_high: u64,
+    /// Requests refused: no room for another key.
+    pub table_full: u64,
+    /// Requests refused: too many wait already.
+    pub too_many_waiters: u64,
+    /// Requests refused: key not usable.
+    pub invalid_key: u64,
+    /// Requests refused: client closed.
+    pub closed: u64,
+    /// Requests refused: policy not known to the authority.
+    pub unknown_policy: u64,
+    /// Tokens that buckets under `on_outage = "open"` admitted without a lease. They are not
+    /// covered by the limit's promise.
+    pub open_tokens: u64,
+    /// Debits taken back because another policy refused the request or a deadline had passed.
+    pub rollbacks: u64,
+    /// Debits that could not be taken back, because the lease had been reported or renewed
+    /// meanwhile: those tokens are lost, never spent twice.
+    pub rollbacks_lost: u64,
+    /// Keys now in the table.
+    pub keys: u64,
+    /// Keys that the table has room for.
+    pub keys_max: u64,
+    /// Times that the stream to an authority was opened.
+    pub connects: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Counter {
+    OpenTokens,
+    Rollbacks,
+    RollbacksLost,
+    Connects,
+}
+
+impl Counter {
+    const fn index(self) -> usize {
+        match self {
+            Self::OpenTokens => 12,
+            Self::Rollbacks => 13,
+            Self::RollbacksLost => 14,
+            Self::Connects => 15,
+        }
+    }
+}
+
+const fn outcome_index(outcome: Outcome) -> usize {
+    match outcome {
+        Outcome::Allowed => 0,
+        Outcome::AllowedOpen => 1,
+        Outcome::AllowedShadow => 2,
+        Outcome::Refused(Reason::Exhausted) => 3,
+        Outcome::Refused(Reason::Unreachable) => 4,
+        Outcome::Refused(Reason::FirstTouch) => 5,
+        Outcome::Refused(Reason::CostTooHigh) => 6,
+        Outcome::Refused(Reason::TableFull) => 7,
+        Outcome::Refused(Reason::TooManyWaiters) => 8,
+        Outcome::Refused(Reason::InvalidKey) => 9,
+        Outcome::Refused(Reason::Closed) => 10,
+        Outcome::Refused(Reason::UnknownPolicy) => 11,
+    }
+}
+
+#[repr(align(128))]
+#[derive(Debug, Default)]
+struct Stripe([AtomicU64; COUNTERS]);
+
+#[derive(Debug, Default)]
+pub(crate) struct Counters([Stripe; STRIPES]);
+
+impl Counters {
+    /// Counts one decision about a request.
+    #[inline]
+    pub(crate) fn count(&self, outcome: Outcome) {
+        self.0[stripe()].0[outcome_index(outcome)].fetch_add(1, Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn add(&self, counter: Counter, amount: u64) {
+        self.0[stripe()].0[counter.index()].fetch_add(amount, Relaxed);
+    }
+
+    fn total(&self, index: usize) -> u64 {
+        let stripes = self.0.iter().map(|stripe| stripe.0[index].load(Relaxed));
+        stripes.fold(0, u64::wrapping_add)
+    }
+
+    pub(crate) fn read(&self, keys: u64, keys_max: u64) -> Stats {
+        let outcome = |outcome| self.total(outcome_index(outcome));
+        let refused = |reason| outcome(Outcome::Refused(reason));
+        Stats {
+            allowed: outcome(Outcome::Allowed),
+            allowed_open: outcome(Outcome::AllowedOpen),
+            allowed_shadow: outcome(Outcome::AllowedShadow),
+            exhausted: refused(Reason::Exhausted),
+            unreachable: refused(Reason::Unreachable),
+            first_touch: refused(Reason::FirstTouch),
+            cost_too_high: refused(Reason::CostTooHigh),
+            table_full: refused(Reason::TableFull),
+            too_many_waiters: refused(Reason::TooManyWaiters),
+            invalid_key: refused(Reason::InvalidKey),
+            closed: refused(Reason::Closed),
+            unknown_policy: refused(Reason::UnknownPolicy),
+            open_tokens: self.total(Counter::OpenTokens.index()),
+            rollbacks: self.total(Counter::Rollbacks.index()),
+            rollbacks_lost: self.total(Counter::RollbacksLost.index()),
+            connects: self.total(Counter::Connects.index()),
+            keys,
+            keys_max,
+        }
+    }
+}
+
+/// The stripe of this thread: threads take them in turn as they first count something.
+#[inline]
+fn stripe() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static MINE: Cell<usize> = const { Cell::new(usize::MAX) };
+    }
+    let mine = MINE.get();
+    if mine < STRIPES {
+        return mine;
+    }
+    let mine = NEXT.fetch_add(1, Relaxed) % STRIPES;
+    MINE.set(mine);
+    mine
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_all_threads_add_up() {
+        let counters = Counters::default();
+        std::thread::scope(|scope| {
+            for _ in 0..20 {
+                scope.spawn(|| {
+                    for _ in 0..100 {
+                        counters.count(Outcome::Allowed);
+                        counters.count(Outcome::Refused(Reason::Exhausted));
+                    }
+                    counters.add(Counter::OpenTokens, 3);
+                });
+            }
+        });
+        let stats = counters.read(1, 2);
+        assert_eq!((stats.allowed, stats.exhausted), (2_000, 2_000));
+        assert_eq!((stats.open_tokens, stats.closed), (60, 0));
+        assert_eq!((stats.keys, stats.keys_max), (1, 2));
+    }
+
+    #[test]
+    fn every_counter_has_a_place_of_its_own() {
+        let mut places = vec![
+            outcome_index(Outcome::Allowed),
+            outcome_index(Outcome::AllowedOpen),
+            outcome_index(Outcome::AllowedShadow),
+        ];
+        for reason in [
+            Reason::Exhausted,
+            Reason::Unreachable,
+            Reason::FirstTouch,
+            Reason::CostTooHigh,
+            Reason::TableFull,
+            Reason::TooManyWaiters,
+            Reason::InvalidKey,
+            Reason::Closed,
+            Reason::UnknownPolicy,
+        ] {
+            places.push(outcome_index(Outcome::Refused(reason)));
+        }
+        for counter in [
+            Counter::OpenTokens,
+            Counter::Rollbacks,
+            Counter::RollbacksLost,
+            Counter::Connects,
+        ] {
+            places.push(counter.index());
+        }
+        assert_eq!(places, (0..COUNTERS).collect::<Vec<_>>());
+    }
+}
