@@ -59,14 +59,16 @@ impl Reserve {
             .max(least)
     }
 
-    /// Asks for a block if what is booked will not last; true if a write is due.
+    /// Asks for a block if what is booked will not last; true if the bucket is to be entered for
+    /// the next write, false if it is entered already.
     pub(super) fn want_block(&mut self, limit: &Limit, least: Tokens) -> bool {
         let low = Self::block(limit, Tokens::ONE).scale_down(1, 4).max(least);
         if self.booked.plus(self.adding) >= low {
             return false;
         }
+        let entered = !self.wants.is_zero();
         self.wants = self.wants.max(least);
-        true
+        !entered
     }
 
     /// True if recovering from the record would lose too much of what has been refilled since.

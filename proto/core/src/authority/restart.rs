@@ -194,14 +194,14 @@ impl Authority {
         };
         let slot = self.policies.get(policy);
         let class = slot.class_of(&row.bucket.key);
-        let version = slot.version();
+        let (version, is_current) = (slot.version(), slot.is_current());
         let mut leases = Leases::default();
         for lease in row.leases {
             let holder = self.holders.enter(lease.incarnation);
             let end = now + lease.remaining;
             let mut kept = Lease::new(lease.lease, lease.version, holder, end);
             kept.sequence = lease.sequence;
-            kept.current = lease.version == version;
+            kept.current = lease.version == version && is_current;
             kept.set_totals(lease.granted, lease.spent, lease.returned);
             leases.push(kept);
             self.holders.lease_opened(holder);
