@@ -36,9 +36,24 @@ impl fmt::Display for PolicyId {
 /// The values of a policy's key dimensions, in the policy's order, in one canonical encoding:
 /// each value as a two-byte big-endian length and its bytes, so that no two lists of values share
 /// an encoding whatever bytes they contain.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+#[serde(try_from = "Box<[u8]>")]
 pub struct Key(Box<[u8]>);
+
+impl Serialize for Key {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
+
+impl TryFrom<Box<[u8]>> for Key {
+    type Error = KeyError;
+
+    /// Checks the encoding, so that a torn record never becomes a key.
+    fn try_from(bytes: Box<[u8]>) -> Result<Self, KeyError> {
+        Self::from_canonical(&bytes)
+    }
+}
 
 /// Why a list of values is not a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
