@@ -89,17 +89,16 @@ impl Waiting {
         self.sum += cost;
     }
 
-    /// False if nobody with this cost waits.
-    pub(super) fn remove(&mut self, cost: Tokens) -> bool {
+    /// Does nothing if nobody with this cost waits.
+    pub(super) fn remove(&mut self, cost: Tokens) {
         let Some(count) = self.costs.get_mut(&cost) else {
-            return false;
+            return;
         };
         *count = count.saturating_sub(1);
         if *count == 0 {
             self.costs.remove(&cost);
         }
         self.sum = self.sum.less(cost);
-        true
     }
 
     pub(super) fn sum(&self) -> Tokens {
@@ -126,8 +125,8 @@ pub(super) struct SlotState {
     pub(super) open: Open,
     pub(super) demand: Demand,
     pub(super) waiting: Waiting,
-    /// Costs of waits that are over, not yet seen as spent or refused; they were counted as
-    /// demand when the wait began.
+    /// Costs of callers that waited, counted as demand when the wait began: what is next seen as
+    /// spent or refused is not counted again, up to this much.
     precounted: Tokens,
     /// Tokens refused since the last grant or refusal.
     pub(super) refused: Tokens,
@@ -236,14 +235,13 @@ impl SlotState {
 
     pub(super) fn waits(&mut self, now: Timestamp, cost: Tokens) {
         self.waiting.add(cost);
+        self.precounted += cost;
         self.demand.sample(now, cost);
         self.active = now;
     }
 
     pub(super) fn wait_over(&mut self, cost: Tokens) {
-        if self.waiting.remove(cost) {
-            self.precounted += cost;
-        }
+        self.waiting.remove(cost);
     }
 
     /// Counts what was spent and refused since the last look as demand.

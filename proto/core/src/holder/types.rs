@@ -104,8 +104,8 @@ pub enum Input {
         /// The slot.
         slot: Slot,
     },
-    /// A caller that found too few tokens waits for them. It counts as demand; do not count it
-    /// with [`LeaseCell::refuse`] unless its wait ends in a refusal.
+    /// A caller that found too few tokens waits for them. It counts as demand from now on; count
+    /// it with [`LeaseCell::refuse`] if and only if its wait ends without tokens.
     Waiting {
         /// The slot.
         slot: Slot,
