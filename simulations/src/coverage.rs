@@ -1,0 +1,114 @@
+//! For each *always* a *sometimes*: whether the situations that a check is about were reached.
+
+/// Declares the situations with their names.
+macro_rules! situations {
+    ($($name:ident: $text:literal,)*) => {
+        /// A situation worth reaching.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[expect(missing_docs, reason = "the text beside each says it")]
+        pub enum Sometimes { $($name,)* }
+
+        const NAMES: &[&str] = &[$($text,)*];
+    };
+}
+
+situations! {
+    MessageLost: "message lost",
+    MessageDuplicated: "message duplicated",
+    MessageOvertaken: "message overtaken by a later one",
+    OneWayPartition: "one-way partition",
+    FullPartition: "full partition",
+    StreamReplaced: "new stream before the old one's end was noticed",
+    AuthorityCrash: "authority crashed",
+    TakeOverWithLeasesOut: "take-over with tokens in holders' hands",
+    SecondCrashUnsettled: "second crash before the shard had settled",
+    ThirdCrashUnsettled: "third crash before the shard had settled",
+    CrashRightAfterGrant: "crash right after a grant",
+    CrashWithWriteInFlight: "crash with a record in flight",
+    LostWrite: "record in flight lost at a crash",
+    UnackedWrite: "record durable though never acknowledged",
+    UnknownOutcome: "record with an unknown outcome",
+    FailedWrite: "record refused by a failing store",
+    LateWriteFenced: "late record of an older tenure fenced",
+    Reboot: "authority on another boot",
+    HandOver: "exact hand-over",
+    HandOverWithLeasesOut: "exact hand-over with leases out",
+    HandOverVoided: "hand-over marker consumed, then a crash",
+    Settled: "shard settled",
+    RecordRead: "reservation read back",
+    HolderCrash: "holder crashed",
+    HolderCrashWithTokens: "holder crashed with tokens in hand",
+    HolderShutdown: "holder gave everything back",
+    HolderPaused: "holder paused",
+    AuthorityPaused: "authority paused",
+    PausedPastDeadline: "lease ended during a pause",
+    PreemptedPastDeadline: "deadline passed between debit and clock",
+    SpendEnded: "debit given up at the deadline",
+    DrainedAtLastTick: "lease drained in its last tick",
+    ExpiryDuringRenewal: "lease ended while its renewal was under way",
+    RetrySent: "request repeated",
+    AnswerDropped: "answer dropped by its holder",
+    Queued: "request queued",
+    Pushed: "waiting request served by a push",
+    WaiterServed: "waiting caller served",
+    WaiterTimedOut: "waiting caller gave up",
+    CostRefused: "cost above the limit refused",
+    UnknownKey: "number unknown to the authority",
+    UnknownPolicy: "policy unknown to the authority",
+    LeaseReplaced: "lease installed over another",
+    RolledBack: "roll-back restored",
+    RollBackLost: "roll-back dropped",
+    SlotReused: "slot closed and used for another bucket",
+    BucketForgotten: "bucket forgotten by the authority",
+    PolicyRaised: "limit raised",
+    PolicyLowered: "limit lowered",
+    LoweredWithLeasesOut: "limit lowered with tokens out",
+    LoweredIntoDebt: "bucket owes after a lowering",
+    ChangedAroundCrash: "policy changed while the authority was down",
+    PolicyDeleted: "policy deleted with tokens out",
+    PolicyRecreated: "policy created again with former versions",
+    DurabilityChanged: "durability changed",
+    ClassChanged: "override added or removed",
+    FormersCleared: "former versions cleared",
+    IdealAtZero: "a bucket used to its last token",
+}
+
+/// How often each situation was reached.
+#[derive(Clone, Debug)]
+pub struct Coverage([u64; NAMES.len()]);
+
+impl Default for Coverage {
+    fn default() -> Self {
+        Self([0; NAMES.len()])
+    }
+}
+
+impl Coverage {
+    /// Takes note of a situation.
+    pub fn hit(&mut self, situation: Sometimes) {
+        self.hit_if(true, situation);
+    }
+
+    /// Takes note of a situation if `reached`.
+    pub fn hit_if(&mut self, reached: bool, situation: Sometimes) {
+        self.0[situation as usize] += u64::from(reached);
+    }
+
+    /// How often a situation was reached.
+    #[must_use]
+    pub fn count(&self, situation: Sometimes) -> u64 {
+        self.0[situation as usize]
+    }
+
+    /// Adds another run's counts.
+    pub fn merge(&mut self, other: &Self) {
+        for (into, from) in self.0.iter_mut().zip(other.0) {
+            *into += from;
+        }
+    }
+
+    /// All situations with their counts.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        NAMES.iter().copied().zip(self.0)
+    }
+}

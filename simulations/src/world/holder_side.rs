@@ -1,0 +1,511 @@
+//! The driver around the holder machine, and the callers that spend through the shipped cell.
+
+use quota_core::authority::StreamId;
+use quota_core::cell::{RollBack, Spend, Tick};
+use quota_core::holder::{Cause, Cells, Event as Told, Input, Slot, SlotSettings};
+use quota_core::time::Timestamp;
+use quota_core::tokens::Tokens;
+
+use super::{DownMessage, Event, Sabotage, UpMessage, World};
+use crate::client::{Link, Use, Waiter};
+use crate::coverage::Sometimes;
+use crate::network::Way;
+use crate::shape::{Caller, MILLI};
+
+/// A coarse tick of the cell, in nanoseconds.
+const TICK: u64 = 1 << 22;
+
+impl World {
+    pub(super) fn client_now(&self, client: usize) -> Timestamp {
+        self.clients[client].clock.read(self.time)
+    }
+
+    pub(super) fn client_input(&mut self, client: usize, input: Input) {
+        let now = self.client_now(client);
+        let node = &mut self.clients[client];
+        self.events += 1;
+        node.holder.handle(now, input, &node.table);
+        self.pump(client);
+    }
+
+    /// Drains what the machine has to say, to callers and to the authority.
+    fn pump(&mut self, client: usize) {
+        loop {
+            while let Some(told) = self.clients[client].holder.poll_event() {
+                self.told(client, told);
+            }
+            let now = self.client_now(client);
+            let node = &mut self.clients[client];
+            if let Link::Up(stream) = node.link
+                && let Some(message) = node.holder.poll_transmit(now, &node.table)
+            {
+                self.trace.note(&[5, self.time, client as u64, message.number.get()]);
+                let at = self.time;
+                self.trace.say(at, || format!("holder {client}: {message:?}"));
+                self.send_up(client, stream, UpMessage::Message(message));
+                continue;
+            }
+            break;
+        }
+        let node = &mut self.clients[client];
+        let stats = node.holder.stats();
+        let seen = (stats.answers_dropped, stats.retries);
+        self.coverage.hit_if(seen.0 > node.seen.0, Sometimes::AnswerDropped);
+        self.coverage.hit_if(seen.1 > node.seen.1, Sometimes::RetrySent);
+        node.seen = seen;
+        self.schedule_client_tick(client);
+        self.check_after_event();
+    }
+
+    fn told(&mut self, client: usize, told: Told) {
+        match told {
+            Told::Wake { slot, .. } => self.wake(client, slot),
+            Told::Refused { slot, cause } => {
+                if matches!(cause, Cause::CostAboveCapacity { .. }) {
+                    self.drop_waiters(client, |w| w.slot == slot);
+                }
+            }
+            Told::Closed { slot } => {
+                let place = usize::try_from(slot.index()).expect("small");
+                self.clients[client].uses[place] = Use::Free;
+            }
+            Told::Reconnect => {
+                self.clients[client].link = Link::Down;
+                let life = self.clients[client].life;
+                self.after(1, Event::Connect { client, life });
+            }
+            Told::Drained => {
+                if self.clients[client].draining {
+                    self.hit(Sometimes::HolderShutdown);
+                    self.kill_client(client, MILLI);
+                }
+            }
+        }
+    }
+
+    fn wake(&mut self, client: usize, slot: Slot) {
+        self.serve_waiters(client, slot);
+        let place = usize::try_from(slot.index()).expect("small");
+        let Use::Bucket(bucket) = self.clients[client].uses[place] else { return };
+        if matches!(self.clients[client].callers[bucket], Caller::Hoard { .. }) {
+            self.plan_drain(client, slot);
+        }
+    }
+
+    fn serve_waiters(&mut self, client: usize, slot: Slot) {
+        loop {
+            let waiters = self.clients[client].waiters.iter();
+            let Some((place, waiter)) = waiters.enumerate().find(|(_, w)| w.slot == slot) else {
+                return;
+            };
+            let waiter = *waiter;
+            if !self.spend(client, waiter.bucket, slot, waiter.cost) {
+                return;
+            }
+            self.hit(Sometimes::WaiterServed);
+            // Serving may have changed the list; find the waiter again.
+            let waiters = &mut self.clients[client].waiters;
+            let same = |w: &Waiter| w.slot == slot && w.since == waiter.since && w.cost == waiter.cost;
+            let again = waiters.get(place).filter(|w| same(w)).map(|_| place);
+            if let Some(place) = again.or_else(|| waiters.iter().position(same)) {
+                waiters.remove(place);
+            }
+            let cost = waiter.cost;
+            self.client_input(client, Input::WaitOver { slot, cost });
+            self.served_in_liveness(client, waiter);
+        }
+    }
+
+    fn schedule_client_tick(&mut self, client: usize) {
+        let late = self.random.below(MILLI);
+        let node = &mut self.clients[client];
+        let Some(deadline) = node.holder.next_deadline().filter(|_| node.alive) else { return };
+        let at = node.clock.moment(deadline).max(self.time).saturating_add(late);
+        if node.tick_at.is_none_or(|old| at < old) {
+            node.tick_at = Some(at);
+            let life = node.life;
+            self.at(at, Event::ClientTick { client, life });
+        }
+    }
+
+    pub(super) fn client_tick(&mut self, client: usize, life: u64) {
+        let node = &mut self.clients[client];
+        if life != node.life || !node.alive || node.tick_at.is_none_or(|at| at > self.time) {
+            return;
+        }
+        node.tick_at = None;
+        self.client_input(client, Input::Tick);
+    }
+
+    pub(super) fn down(&mut self, client: usize, life: u64, stream: StreamId, message: DownMessage) {
+        let node = &mut self.clients[client];
+        if life != node.life || !node.alive {
+            return;
+        }
+        match message {
+            DownMessage::Accepted => {
+                if node.link == Link::Connecting(stream) {
+                    node.link = Link::Up(stream);
+                    self.client_input(client, Input::Connected);
+                }
+            }
+            DownMessage::Answers(mut anchor, answers) => {
+                if node.link != Link::Up(stream) {
+                    return;
+                }
+                if self.sabotage == Sabotage::NewestAnchor {
+                    anchor = node.newest;
+                }
+                for answer in answers {
+                    if self.clients[client].life != life {
+                        return;
+                    }
+                    self.see_replacement(client, &answer);
+                    self.client_input(client, Input::Answer { anchor, answer });
+                }
+            }
+        }
+    }
+
+    fn see_replacement(&mut self, client: usize, answer: &quota_core::message::Answer) {
+        let Some(grant) = answer.grant else { return };
+        let node = &self.clients[client];
+        let slots = (0..node.uses.len()).filter_map(|n| u32::try_from(n).ok());
+        let replaced = slots
+            .filter_map(|n| node.holder.lease(Slot::new(n)))
+            .any(|lease| lease.live && lease.id.epoch != grant.lease.epoch);
+        self.coverage.hit_if(replaced, Sometimes::LeaseReplaced);
+    }
+
+    fn send_up(&mut self, client: usize, stream: StreamId, message: UpMessage) {
+        if let UpMessage::Message(sent) = &message {
+            self.clients[client].newest = sent.number;
+        }
+        let fate = self.network.send(
+            self.time,
+            client,
+            Way::Up,
+            &mut self.random,
+            &mut self.coverage,
+        );
+        let incarnation = self.clients[client].holder.incarnation();
+        if fate.breaks {
+            return self.break_stream(client, stream);
+        }
+        let copy = match &message {
+            UpMessage::Connect => UpMessage::Connect,
+            UpMessage::Message(message) => UpMessage::Message(message.clone()),
+            UpMessage::Disconnect => UpMessage::Disconnect,
+        };
+        for (arrival, message) in fate.arrivals.into_iter().zip([message, copy]) {
+            if let Some(at) = arrival {
+                self.at(at, Event::Up { client, incarnation, stream, message });
+            }
+        }
+    }
+
+    pub(super) fn connect(&mut self, client: usize, life: u64) {
+        let node = &mut self.clients[client];
+        if life != node.life || !node.alive || matches!(node.link, Link::Up(_)) {
+            return;
+        }
+        self.streams += 1;
+        let stream = StreamId::new(self.streams);
+        node.link = Link::Connecting(stream);
+        self.send_up(client, stream, UpMessage::Connect);
+        let patience = 8 * self.shape.network.delay + self.random.around(20 * MILLI);
+        self.after(patience, Event::ConnectTimeout { client, life, stream });
+    }
+
+    /// A stream ends; each side notices in its own time.
+    pub(super) fn break_stream(&mut self, client: usize, stream: StreamId) {
+        let soon = self.random.around(MILLI);
+        let late = self.random.below(self.shape.term);
+        let delays = if self.healed { [soon, soon] } else { [soon, late] };
+        let life = self.clients[client].life;
+        let here = self.random.pick(&delays);
+        let there = self.random.pick(&delays);
+        self.after(here, Event::StreamBroken { client, life, stream });
+        let incarnation = self.clients[client].holder.incarnation();
+        let message = UpMessage::Disconnect;
+        self.after(there, Event::Up { client, incarnation, stream, message });
+    }
+
+    pub(super) fn stream_broken(&mut self, client: usize, life: u64, stream: StreamId) {
+        let node = &mut self.clients[client];
+        let is_this = matches!(node.link, Link::Up(s) | Link::Connecting(s) if s == stream);
+        if life != node.life || !node.alive || !is_this {
+            return;
+        }
+        let was_up = matches!(node.link, Link::Up(_));
+        node.link = Link::Down;
+        if was_up {
+            self.client_input(client, Input::Disconnected);
+        }
+        let backoff = self.random.around(5 * MILLI);
+        self.after(backoff, Event::Connect { client, life });
+    }
+
+    // --- callers -------------------------------------------------------------------------------
+
+    pub(super) fn arrive(&mut self, client: usize, bucket: usize) {
+        if self.measuring.is_some() {
+            return;
+        }
+        let caller = self.clients[client].callers[bucket];
+        let next = match caller {
+            Caller::Steady { gap } | Caller::Hoard { gap } => self.random.around(gap),
+            Caller::Burst { every, .. } => every,
+        };
+        self.after(next.max(1), Event::Arrive { client, bucket });
+        let node = &self.clients[client];
+        if !node.alive || node.draining {
+            return;
+        }
+        let Some(slot) = self.slot_for(client, bucket) else { return };
+        match caller {
+            Caller::Steady { .. } => self.call(client, bucket, slot),
+            Caller::Burst { size, .. } => {
+                for _ in 0..size {
+                    self.call(client, bucket, slot);
+                }
+            }
+            Caller::Hoard { .. } => {
+                let cell = self.clients[client].table.cell(slot);
+                cell.refuse(Tokens::new(8));
+                if cell.view().tokens.is_zero() {
+                    self.client_input(client, Input::Touched { slot });
+                }
+            }
+        }
+    }
+
+    /// The slot that serves a bucket, opened if need be.
+    pub(super) fn slot_for(&mut self, client: usize, bucket: usize) -> Option<Slot> {
+        if let Some(slot) = self.clients[client].slot_of(bucket) {
+            return Some(slot);
+        }
+        let node = &mut self.clients[client];
+        if node.uses.contains(&Use::Closing(bucket)) && self.random.chance(500) {
+            return None;
+        }
+        let free = node.uses.iter().position(|u| *u == Use::Free)?;
+        node.uses[free] = Use::Bucket(bucket);
+        let slot = Slot::new(u32::try_from(free).expect("small"));
+        let settings = self.settings(bucket);
+        let bucket = self.buckets[bucket].address.clone();
+        self.client_input(client, Input::Open { slot, bucket, settings });
+        Some(slot)
+    }
+
+    /// How a holder keeps a bucket, by the newest version in the store.
+    pub(super) fn settings(&self, bucket: usize) -> SlotSettings {
+        let watched = &self.buckets[bucket];
+        let history = self.store.policy(&watched.address.policy);
+        let policy = history.and_then(|h| h.versions().next());
+        let Some(policy) = policy else {
+            return SlotSettings {
+                horizon: quota_core::time::Term::from_millis(100),
+                term: quota_core::time::Term::from_seconds(1),
+                idle_return: quota_core::time::Term::from_seconds(1),
+                warm_floor: Tokens::ZERO,
+                cost_max: Tokens::ONE,
+            };
+        };
+        let (lease, limit) = (policy.lease(), policy.limit_for(&watched.address.key));
+        SlotSettings {
+            horizon: SlotSettings::horizon_for(
+                lease.horizon(),
+                u32::try_from(lease.share_per_mille()).expect("at most a thousand"),
+                limit.capacity(),
+                limit.rate(),
+            ),
+            term: lease.term_max(),
+            idle_return: lease.idle_return(),
+            warm_floor: lease.warm_floor(),
+            cost_max: limit.cost_max(),
+        }
+    }
+
+    fn call(&mut self, client: usize, bucket: usize, slot: Slot) {
+        let cost = Tokens::new(self.random.between(1, self.shape.cost_max));
+        if self.random.chance(self.shape.pairs_per_mille) {
+            return self.call_pair(client, bucket, slot, cost);
+        }
+        if self.spend(client, bucket, slot, cost) {
+            return;
+        }
+        if self.clients[client].slot_of(bucket) != Some(slot) {
+            return;
+        }
+        let patient = self.random.chance(500) && self.clients[client].waiters.len() < 100;
+        if !patient {
+            self.clients[client].table.cell(slot).refuse(cost);
+            return;
+        }
+        let patience = 1 + self.random.below(self.shape.term * 2);
+        self.wait(client, bucket, slot, cost, patience);
+    }
+
+    pub(super) fn wait(
+        &mut self,
+        client: usize,
+        bucket: usize,
+        slot: Slot,
+        cost: Tokens,
+        patience: u64,
+    ) {
+        let (since, until) = (self.time, self.time + patience);
+        self.clients[client].waiters.push(Waiter { bucket, slot, cost, since, until });
+        let life = self.clients[client].life;
+        self.at(until, Event::GiveUp { client, life });
+        self.client_input(client, Input::Waiting { slot, cost });
+    }
+
+    pub(super) fn give_up(&mut self, client: usize, life: u64) {
+        if life != self.clients[client].life {
+            return;
+        }
+        let now = self.time;
+        self.drop_waiters(client, |w| w.until <= now);
+    }
+
+    pub(super) fn drop_waiters(&mut self, client: usize, gone: impl Fn(&Waiter) -> bool) {
+        let waiters = std::mem::take(&mut self.clients[client].waiters);
+        let (out, kept): (Vec<_>, Vec<_>) = waiters.into_iter().partition(|w| gone(w));
+        self.clients[client].waiters = kept;
+        for waiter in out {
+            self.hit(Sometimes::WaiterTimedOut);
+            self.clients[client].table.cell(waiter.slot).refuse(waiter.cost);
+            let (slot, cost) = (waiter.slot, waiter.cost);
+            self.client_input(client, Input::WaitOver { slot, cost });
+        }
+    }
+
+    /// How long a spender is preempted between its debit and its clock reading.
+    fn preemption(&mut self) -> u64 {
+        if self.healed || !self.random.chance(self.shape.preempted_per_mille) {
+            return 0;
+        }
+        self.random.below(self.shape.term * 2)
+    }
+
+    /// One request through the shipped spend path; true if it was admitted.
+    pub(super) fn spend(&mut self, client: usize, bucket: usize, slot: Slot, cost: Tokens) -> bool {
+        let preempted = self.preemption();
+        let node = &self.clients[client];
+        let (before, clock, time) = (node.table.cell(slot).view(), node.clock, self.time);
+        let early = self.sabotage == Sabotage::ClockBeforeDebit;
+        let read = if early { time.saturating_sub(self.shape.term) } else { time + preempted };
+        let now = Tick::at(clock.read(time));
+        let outcome = node.table.cell(slot).spend(cost, || Tick::at(clock.read(read)));
+        let (admitted, renew) = match outcome {
+            Spend::Admitted { renew, .. } => (true, renew),
+            Spend::Exhausted { renew } => (false, renew),
+            Spend::Ended { renew } => {
+                self.hit(Sometimes::SpendEnded);
+                let late = before.live(now) && preempted > 0;
+                self.coverage.hit_if(late, Sometimes::PreemptedPastDeadline);
+                self.coverage.hit_if(before.renewing, Sometimes::ExpiryDuringRenewal);
+                (false, renew)
+            }
+        };
+        if admitted {
+            let last = before.deadline.ahead_of(now) == 1;
+            self.coverage.hit_if(last, Sometimes::DrainedAtLastTick);
+            if !early && !before.live(now) {
+                self.fail("no spend past a deadline", format!("{before:?} at {now:?}"));
+            }
+            self.trace.say(time, || format!("holder {client}: admits {cost} of bucket {bucket}"));
+            self.admit(bucket, cost);
+        }
+        if renew {
+            self.client_input(client, Input::Touched { slot });
+        }
+        admitted
+    }
+
+    /// A request that two buckets must admit: debit both, one clock reading, all or nothing.
+    fn call_pair(&mut self, client: usize, bucket: usize, slot: Slot, cost: Tokens) {
+        let other = (bucket + 1) % self.buckets.len();
+        let Some(second) = self.clients[client].slot_of(other) else { return };
+        let node = &self.clients[client];
+        let Ok(debit) = node.table.cell(slot).debit(cost) else { return };
+        let now = Tick::at(self.client_now(client));
+        let mut renew = debit.renew();
+        match (node.table.cell(slot).confirm(debit, now), node.table.cell(second).debit(cost)) {
+            (Ok(first), Ok(debit)) => {
+                let renew_second = debit.renew();
+                match node.table.cell(second).confirm(debit, now) {
+                    Ok(_) => {
+                        self.admit(bucket, cost);
+                        self.admit(other, cost);
+                    }
+                    Err(_) => self.clients[client].receipts.push((slot, first)),
+                }
+                if renew_second {
+                    self.client_input(client, Input::Touched { slot: second });
+                }
+            }
+            (Ok(first), Err(exhausted)) => {
+                self.clients[client].receipts.push((slot, first));
+                if exhausted.renew {
+                    self.client_input(client, Input::Touched { slot: second });
+                }
+            }
+            (Err(ended), Ok(debit)) => {
+                renew |= ended.renew;
+                // Confirmed or ended, these tokens go back or are gone.
+                if let Ok(receipt) = node.table.cell(second).confirm(debit, now) {
+                    self.clients[client].receipts.push((second, receipt));
+                }
+            }
+            (Err(ended), Err(_)) => renew |= ended.renew,
+        }
+        if renew {
+            self.client_input(client, Input::Touched { slot });
+        }
+        if !self.clients[client].receipts.is_empty() {
+            let life = self.clients[client].life;
+            let delay = if self.random.chance(700) { 0 } else { self.random.below(self.shape.term) };
+            self.after(delay, Event::RollBack { client, life });
+        }
+    }
+
+    pub(super) fn roll_back_late(&mut self, client: usize, life: u64) {
+        if life != self.clients[client].life {
+            return;
+        }
+        for (slot, receipt) in std::mem::take(&mut self.clients[client].receipts) {
+            match self.clients[client].table.cell(slot).roll_back(receipt) {
+                RollBack::Restored => self.hit(Sometimes::RolledBack),
+                RollBack::Lost => self.hit(Sometimes::RollBackLost),
+            }
+        }
+        self.check_after_event();
+    }
+
+    fn plan_drain(&mut self, client: usize, slot: Slot) {
+        let before = self.random.below(2 * TICK);
+        let node = &self.clients[client];
+        let Some(lease) = node.holder.lease(slot) else { return };
+        let (life, end) = (node.life, node.clock.moment(lease.deadline));
+        self.at(end.saturating_sub(before), Event::Drain { client, life, slot });
+    }
+
+    /// A hoarder drains its lease in the last ticks, unless it was extended.
+    pub(super) fn drain(&mut self, client: usize, life: u64, slot: Slot) {
+        let node = &self.clients[client];
+        let place = usize::try_from(slot.index()).expect("small");
+        let Use::Bucket(bucket) = node.uses[place] else { return };
+        let Some(lease) = node.holder.lease(slot) else { return };
+        if life != node.life || lease.deadline.since(self.client_now(client)).as_nanos() > 2 * TICK {
+            return;
+        }
+        for _ in 0..2_000 {
+            if self.failure.is_some() || !self.spend(client, bucket, slot, Tokens::ONE) {
+                return;
+            }
+        }
+    }
+}
