@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quota_core::id::{Incarnation, PolicyVersion};
-use quota_core::key::PolicyId;
+use quota_core::key::{BucketAddress, PolicyId};
+use quota_core::policy::Match;
 use quota_core::tokens::Tokens;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -178,6 +179,25 @@ impl QuotaClient {
             .iter()
             .map(|(policy, _)| (policy.id().clone(), policy.version()))
             .collect()
+    }
+
+    /// The buckets that a request is charged to, and how much, by the policies in force now. For
+    /// logs and tests: allocates. Empty for dimensions that cannot be matched.
+    #[must_use]
+    pub fn matching(&self, dimensions: &[(&str, &str)]) -> Vec<(BucketAddress, Tokens)> {
+        let rules = self.shared.rules();
+        let Ok(matches) = rules.set().matches(dimensions) else {
+            return Vec::new();
+        };
+        let charge = |found: Match<'_>| {
+            let policy = found.policy();
+            let bucket = BucketAddress {
+                policy: policy.id().clone(),
+                key: found.key(),
+            };
+            (bucket, policy.cost_default())
+        };
+        matches.map(charge).collect()
     }
 
     /// Gives everything back and ends the client: from here on every check is refused with

@@ -43,9 +43,11 @@ impl Shared {
         let mut ticket: Option<Ticket<'c>> = None;
         loop {
             match refused.wait {
-                Wait::Never => return Waited::Over,
+                Wait::Never => return Waited::Refused(refused),
                 // The authority has said when it expects tokens, and that is too late.
-                Wait::Tokens { expected, .. } if expected > deadline => return Waited::Over,
+                Wait::Tokens { expected, .. } if expected > deadline => {
+                    return Waited::Refused(refused);
+                }
                 Wait::Tokens { slot, cost, .. } => {
                     let place = ticket.take().filter(|ticket| ticket.slot() == slot);
                     if let Some(place) = place {
@@ -110,8 +112,9 @@ impl Shared {
 
 enum Waited<'c> {
     Admitted(Decision<'c>),
+    /// Waiting does not help.
     Refused(Refused<'c>),
-    /// Nothing more can be hoped for in time.
+    /// The deadline has come.
     Over,
 }
 
