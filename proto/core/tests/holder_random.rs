@@ -377,7 +377,12 @@ fn quick() -> SlotSettings {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(500))]
+    #![proptest_config(ProptestConfig {
+        cases: 250,
+        // A failing schedule is printed whole; it belongs into a test of its own.
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn totals_never_go_wrong(steps in prop::collection::vec(step(), 1..200)) {
@@ -393,7 +398,7 @@ proptest! {
 fn random_schedules_do_reach_spending() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let (mut admitted, mut epochs, mut leases) = (0, 0, 0);
-    for _ in 0..200 {
+    for _ in 0..100 {
         let tree = prop::collection::vec(step(), 200)
             .new_tree(&mut runner)
             .expect("a schedule");
@@ -405,6 +410,6 @@ fn random_schedules_do_reach_spending() {
         epochs += world.epoch;
         leases += world.leases.len();
     }
-    assert!(admitted > 1_000, "{admitted}");
-    assert!(epochs > 300 && leases > 150, "{epochs} {leases}");
+    assert!(admitted > 500, "{admitted}");
+    assert!(epochs > 150 && leases > 75, "{epochs} {leases}");
 }

@@ -70,6 +70,7 @@ impl SlotState {
             returned: Tokens::ZERO,
             reported: Tokens::ZERO,
             noticed: Tokens::ZERO,
+            told: Tokens::ZERO,
             term: Term::ZERO,
             deadline: Timestamp::ZERO,
             stage: Stage::Ended,

@@ -13,14 +13,25 @@ impl SlotState {
     pub(super) fn due(&self, now: Timestamp, round_trip: Term, cell: &LeaseCell) -> bool {
         match self.open {
             Open::Flying { due, .. } => now >= due,
-            Open::Queued { due, .. } => now >= due || self.supersedes_queued(),
+            Open::Queued { due, .. } => {
+                let news = self.supersedes_queued(now);
+                now >= due || (news && self.purpose(now, round_trip, cell).is_some())
+            }
             Open::Nothing => self.purpose(now, round_trip, cell).is_some(),
         }
     }
 
     /// A queued wish is left alone, unless there is something that must not wait for its turn.
-    pub(super) fn supersedes_queued(&self) -> bool {
-        self.closing.is_some() || self.owes_report
+    ///
+    /// One such thing is the last of the held tokens spent: as long as they count as outstanding,
+    /// they may be just what keeps whoever is first in the queue from being served.
+    pub(super) fn supersedes_queued(&self, now: Timestamp) -> bool {
+        let ran_dry = match self.open {
+            Open::Queued { patient, .. } => now >= patient && self.touched,
+            Open::Nothing | Open::Flying { .. } => false,
+        };
+        let news = ran_dry && self.lease.is_some_and(|lease| lease.noticed > lease.told);
+        self.closing.is_some() || self.owes_report || news
     }
 
     /// The one place that decides what to say when no request is open.
@@ -37,7 +48,7 @@ impl SlotState {
                 None => matches!(self.open, Open::Queued { .. }).then_some(Purpose::Withdraw),
             };
         }
-        let short = self.touched || self.waiting.sum() > self.held(cell);
+        let short = self.touched || self.awaited() > self.held(cell);
         if short && now >= self.backoff && !self.wish(round_trip, cell).is_zero() {
             return Some(Purpose::Ask);
         }
@@ -63,7 +74,7 @@ impl SlotState {
 
     /// True if nobody has asked for a while.
     pub(super) fn idle(&self, now: Timestamp) -> bool {
-        self.waiting.sum().is_zero() && now >= self.active + self.settings.idle_return
+        self.awaited().is_zero() && now >= self.active + self.settings.idle_return
     }
 
     /// When a live lease is renewed for its term alone.
@@ -83,10 +94,7 @@ impl SlotState {
     pub(super) fn wish(&self, round_trip: Term, cell: &LeaseCell) -> Tokens {
         let horizon = self.settings.horizon.max(round_trip + round_trip);
         let target = sizing::target(self.demand.micro(), horizon);
-        let pressing = self
-            .waiting
-            .sum()
-            .max(self.refused.min(self.settings.cost_max));
+        let pressing = self.awaited().max(self.refused.min(self.settings.cost_max));
         sizing::want(target, pressing, self.held(cell), self.growth)
     }
 
@@ -116,7 +124,7 @@ impl SlotState {
         if !want.is_zero() {
             self.last_want = want;
         }
-        let useful = self.waiting.dearest().less(self.held(cell));
+        let useful = self.dearest().less(self.held(cell));
         let (lease, spent, returned) = self.counters(purpose, cell);
         self.owes_report = false;
         self.first_sequence.get_or_insert(sequence);
@@ -143,6 +151,7 @@ impl SlotState {
         let Some(lease) = self.lease.as_mut() else {
             return (None, Tokens::ZERO, Tokens::ZERO);
         };
+        lease.told = lease.noticed;
         let given = lease.granted.minus(lease.returned);
         match lease.stage {
             Stage::Live if given.less(cell.view().tokens) > lease.reported => {

@@ -1,6 +1,7 @@
 //! One slot: its lease, its open request, and what its callers ask for.
 
 use alloc::collections::BTreeMap;
+use core::ops::Bound;
 
 use super::demand::Demand;
 use super::sizing;
@@ -24,6 +25,8 @@ pub(super) struct Lease {
     pub(super) reported: Tokens,
     /// Spent as of the last look at demand.
     pub(super) noticed: Tokens,
+    /// Spent as of the last request.
+    pub(super) told: Tokens,
     pub(super) term: Term,
     /// Rounded down to a tick, as the cell has it.
     pub(super) deadline: Timestamp,
@@ -57,6 +60,8 @@ pub(super) enum Open {
         request: LeaseRequest,
         /// When to ask after it, in case the queue was lost with its owner.
         due: Timestamp,
+        /// Until then it is left alone even if the cell runs dry: its turn may come soon.
+        patient: Timestamp,
         /// Anchors must flow each quarter of this.
         term: Term,
     },
@@ -101,12 +106,18 @@ impl Waiting {
         self.sum = self.sum.less(cost);
     }
 
-    pub(super) fn sum(&self) -> Tokens {
-        self.sum
+    /// The sum of the costs that are at most `most`, which is nearly always all of them.
+    fn sum_up_to(&self, most: Tokens) -> Tokens {
+        let beyond = self.costs.range((Bound::Excluded(most), Bound::Unbounded));
+        let beyond = beyond
+            .map(|(cost, count)| Tokens::new(cost.get().saturating_mul(*count)))
+            .sum();
+        self.sum.less(beyond)
     }
 
-    pub(super) fn dearest(&self) -> Tokens {
-        self.costs.keys().next_back().copied().unwrap_or_default()
+    fn dearest_up_to(&self, most: Tokens) -> Tokens {
+        let within = self.costs.range(..=most).next_back();
+        within.map_or(Tokens::ZERO, |(cost, _)| *cost)
     }
 }
 
@@ -124,7 +135,7 @@ pub(super) struct SlotState {
     pub(super) first_sequence: Option<Sequence>,
     pub(super) open: Open,
     pub(super) demand: Demand,
-    pub(super) waiting: Waiting,
+    waiting: Waiting,
     /// Costs of callers that waited, counted as demand when the wait began: what is next seen as
     /// spent or refused is not counted again, up to this much.
     precounted: Tokens,
@@ -240,6 +251,16 @@ impl SlotState {
         self.active = now;
     }
 
+    /// What callers wait for, those left out whose cost can never be granted.
+    pub(super) fn awaited(&self) -> Tokens {
+        self.waiting.sum_up_to(self.least_max)
+    }
+
+    /// The dearest single cost among them.
+    pub(super) fn dearest(&self) -> Tokens {
+        self.waiting.dearest_up_to(self.least_max)
+    }
+
     pub(super) fn wait_over(&mut self, cost: Tokens) {
         self.waiting.remove(cost);
     }
@@ -260,7 +281,7 @@ impl SlotState {
         }
         let known = asked.min(self.precounted);
         self.precounted = self.precounted.minus(known);
-        if !asked.is_zero() || !self.waiting.sum().is_zero() {
+        if !asked.is_zero() || !self.awaited().is_zero() {
             self.active = now;
             self.trimmed = false;
         }
@@ -333,10 +354,14 @@ impl SlotState {
     /// When to look at the slot next without an input.
     pub(super) fn next_timer(&self, now: Timestamp, connected: bool) -> Option<Timestamp> {
         let live = self.lease.filter(|lease| lease.stage == Stage::Live);
-        let wishes = self.touched || self.rearms || !self.waiting.sum().is_zero();
+        let wishes = self.touched || self.rearms || !self.awaited().is_zero();
         let request = match self.open {
             Open::Flying { due, .. } | Open::Queued { due, .. } => connected.then_some(due),
             Open::Nothing => wishes.then_some(self.backoff),
+        };
+        let patient = match self.open {
+            Open::Queued { patient, .. } if self.touched => Some(patient),
+            _ => None,
         };
         let keeping = connected && matches!(self.open, Open::Nothing) && self.closing.is_none();
         let kept = live.filter(|_| keeping);
@@ -344,6 +369,7 @@ impl SlotState {
             live.map(|lease| lease.deadline),
             self.closing,
             request,
+            patient,
             kept.filter(|_| !self.idle(now)).map(|_| self.renewal_at()),
             kept.map(|_| self.active + self.settings.idle_return),
         ];

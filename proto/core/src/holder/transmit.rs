@@ -87,18 +87,26 @@ impl Holder {
         if !state.due(now, round_trip, cell) {
             return None;
         }
-        let (request, attempts) = match state.open {
-            Open::Flying {
-                request, attempts, ..
-            } => (request, attempts.saturating_add(1)),
-            Open::Queued { request, .. } if !state.supersedes_queued() => (request, 2),
-            Open::Queued { .. } | Open::Nothing => {
-                let purpose = state.purpose(now, round_trip, cell)?;
+        let purpose = match state.open {
+            Open::Flying { .. } => None,
+            Open::Queued { .. } if !state.supersedes_queued(now) => None,
+            Open::Queued { .. } | Open::Nothing => state.purpose(now, round_trip, cell),
+        };
+        let (request, attempts) = match (purpose, state.open) {
+            (Some(purpose), _) => {
                 self.sequence = self.sequence.next();
-                let request = state.compose(purpose, now, self.sequence, round_trip, cell);
                 self.stats.requests = self.stats.requests.saturating_add(1);
+                let request = state.compose(purpose, now, self.sequence, round_trip, cell);
                 (request, 1)
             }
+            (
+                None,
+                Open::Flying {
+                    request, attempts, ..
+                },
+            ) => (request, attempts.saturating_add(1)),
+            (None, Open::Queued { request, .. }) => (request, 2),
+            (None, Open::Nothing) => return None,
         };
         if attempts > 1 {
             self.stats.retries = self.stats.retries.saturating_add(1);

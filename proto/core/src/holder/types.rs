@@ -6,6 +6,7 @@ use crate::cell::LeaseCell;
 use crate::id::{Incarnation, LeaseId, MessageNumber, PolicyVersion};
 use crate::key::BucketAddress;
 use crate::message::{Answer, Introduction, LeaseRequest};
+use crate::policy::{LeaseSettings, Limit};
 use crate::rate::Rate;
 use crate::time::{Term, Timestamp};
 use crate::tokens::Tokens;
@@ -61,6 +62,23 @@ pub struct SlotSettings {
 }
 
 impl SlotSettings {
+    /// The settings of a policy as they apply to one of its limits.
+    #[must_use]
+    pub fn for_limit(limit: &Limit, lease: &LeaseSettings) -> Self {
+        Self {
+            horizon: Self::horizon_for(
+                lease.horizon(),
+                u32::try_from(lease.share_per_mille()).expect("at most a thousand"),
+                limit.capacity(),
+                limit.rate(),
+            ),
+            term: lease.term_max(),
+            idle_return: lease.idle_return(),
+            warm_floor: lease.warm_floor(),
+            cost_max: limit.cost_max(),
+        }
+    }
+
     /// The horizon for a limit: `horizon_max`, or the time in which half of what may be out (the
     /// share of the capacity) refills, if that is shorter.
     #[must_use]
