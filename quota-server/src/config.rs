@@ -62,6 +62,9 @@ struct Flags {
     /// Serve gRPC without encryption on an address that other machines can reach
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     allow_plaintext: Option<bool>,
+    /// Start a new store without the demonstration policies
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    no_demo: Option<bool>,
     /// How log lines look: text for people, json for machines [default: text]
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
@@ -117,6 +120,7 @@ struct File {
     grpc_listen: Option<SocketAddr>,
     http_listen: Option<SocketAddr>,
     allow_plaintext: Option<bool>,
+    no_demo: Option<bool>,
     log_format: Option<LogFormat>,
     log_level: Option<String>,
     limits: FileLimits,
@@ -147,6 +151,8 @@ pub struct Config {
     pub http_listen: SocketAddr,
     /// Whether gRPC may be served without encryption beyond this machine.
     pub allow_plaintext: bool,
+    /// Whether a new store is started without the demonstration policies.
+    pub no_demo: bool,
     /// How log lines look.
     pub log_format: LogFormat,
     /// What is logged, as a filter of `tracing-subscriber`.
@@ -276,6 +282,7 @@ impl Config {
             grpc_listen: pick(flags.grpc_listen, file.grpc_listen, local(7070)),
             http_listen: pick(flags.http_listen, file.http_listen, local(7071)),
             allow_plaintext: pick(flags.allow_plaintext, file.allow_plaintext, false),
+            no_demo: pick(flags.no_demo, file.no_demo, false),
             log_format: pick(flags.log_format, file.log_format, LogFormat::default()),
             log_level: pick(
                 flags.log_level.or(rust_log),

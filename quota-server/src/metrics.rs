@@ -25,7 +25,7 @@ use quota_core::authority::{PolicyStats, Stats};
 use quota_core::key::PolicyId;
 use quota_core::message::{Refusal, Status};
 
-use crate::store::handle::StoreHandle;
+use crate::store::handle::StoreWatch;
 
 /// Most policies that are told apart by a label.
 pub const POLICY_LABELS_MAX: usize = 200;
@@ -42,6 +42,7 @@ pub struct Metrics {
     labelled: Mutex<HashSet<PolicyId>>,
     ledger: Ledger,
     answers: [Counter; AnswerStatus::ALL.len()],
+    records: Family<PolicyLabel, Counter>,
     /// Client streams open now.
     pub streams: Gauge,
     /// Messages received on streams.
@@ -288,6 +289,7 @@ impl Metrics {
             ledger: Ledger::default(),
             answers: AnswerStatus::ALL
                 .map(|status| answers.get_or_create_owned(&StatusLabel { status })),
+            records: Family::default(),
             streams: Gauge::default(),
             messages_in: Counter::default(),
             messages_out: Counter::default(),
@@ -310,6 +312,11 @@ impl Metrics {
         let to = &mut *registry;
         self.ledger.register(to);
         to.register("answers", "Answers sent, by status", answers);
+        to.register(
+            "records",
+            "Reservation records handed to the store; none for volatile buckets",
+            self.records.clone(),
+        );
         to.register("streams", "Client streams open", self.streams.clone());
         to.register(
             "messages_in",
@@ -371,27 +378,37 @@ impl Metrics {
         policies: impl IntoIterator<Item = (&'a PolicyId, &'a PolicyStats)>,
     ) {
         self.ledger.show(stats);
-        let mut labelled = self.labelled.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sums: BTreeMap<String, PolicyStats> = BTreeMap::new();
         for (id, stats) in policies {
-            let own = labelled.contains(id)
-                || labelled.len() < POLICY_LABELS_MAX && labelled.insert(id.clone());
-            let label = if own {
-                id.to_string()
-            } else {
-                OTHER.to_owned()
-            };
-            sums.entry(label).or_default().merge(stats);
+            sums.entry(self.label(id)).or_default().merge(stats);
         }
         for (label, stats) in &sums {
             self.ledger.show_policy(label, stats);
         }
     }
 
+    /// Counts records of one policy's buckets that are handed to the store. Takes a lock: once a
+    /// write, not once a record.
+    pub fn recorded(&self, policy: &PolicyId, count: u64) {
+        let policy = self.label(policy);
+        self.records
+            .get_or_create(&PolicyLabel { policy })
+            .inc_by(count);
+    }
+
+    fn label(&self, id: &PolicyId) -> String {
+        let mut labelled = self.labelled.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = labelled.contains(id)
+            || labelled.len() < POLICY_LABELS_MAX && labelled.insert(id.clone());
+        if own {
+            id.to_string()
+        } else {
+            OTHER.to_owned()
+        }
+    }
+
     /// Serves the counters of a store's thread as well. Once per store.
-    ///
-    /// This keeps a handle of the store, so its thread ends only after these metrics are dropped.
-    pub fn watch_store(&self, store: StoreHandle) {
+    pub fn watch_store(&self, store: StoreWatch) {
         let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
         registry.register_collector(Box::new(StoreCollector(store)));
     }
@@ -409,7 +426,7 @@ impl Metrics {
 
 /// Reads a store's counters when asked.
 #[derive(Debug)]
-struct StoreCollector(StoreHandle);
+struct StoreCollector(StoreWatch);
 
 impl Collector for StoreCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
@@ -493,6 +510,7 @@ mod tests {
     fn what_is_counted_is_served_under_the_glossary_s_names() {
         let metrics = Metrics::new();
         metrics.streams.inc();
+        metrics.recorded(&id("api"), 3);
         metrics.answered(&Status::Done);
         metrics.answered(&Status::Refused(Refusal::Busy {
             retry_after: Term::ZERO,
@@ -512,6 +530,7 @@ mod tests {
         let text = metrics.text();
         for line in [
             "quota_streams 1",
+            "quota_records_total{policy=\"default/api\"} 3",
             "quota_requests_total 9",
             "quota_leases 2",
             "quota_answers_total{status=\"done\"} 1",

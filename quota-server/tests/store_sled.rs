@@ -7,10 +7,13 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use quota_core::id::{Epoch, ShardId};
+use quota_core::policy::{OverrideSpec, PolicyHistory};
 use quota_core::record::ReservationWrite;
 use quota_server::store::format::{self, Tree};
+use quota_server::store::handle::{HandleOptions, StoreHandle};
 use quota_server::store::sled::{SledOptions, SledStore};
 use quota_server::store::{PolicyWrite, Store, StoreError};
 use store_support::{bucket, bucket_in, by_shard, history, put, rows, used, write};
@@ -436,6 +439,130 @@ fn check_batches(path: &Path, acknowledged: u64) {
             );
         }
     }
+}
+
+/// Not a test by itself: writes through a handle, on a disk that is too small, until that fails.
+#[test]
+fn child_fills_the_disk() {
+    let Some(path) = std::env::var_os(CHILD) else {
+        return;
+    };
+    let store = open(Path::new(&path)).expect("opens");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async {
+        let options = HandleOptions {
+            stuck_after: Duration::from_secs(5),
+            ..HandleOptions::default()
+        };
+        let (handle, _thread) = StoreHandle::spawn(Box::new(store), options).expect("a thread");
+        let epoch = handle.claim(ONE).await.expect("claims").epoch;
+        let buckets: Vec<_> = (0..400).map(|nth| bucket_in(ONE, SHARDS, nth)).collect();
+        for number in 1.. {
+            let records = buckets.iter().map(|bucket| put(bucket, number)).collect();
+            if let Err(error) = handle.write(write(ONE, epoch, number, records)).await {
+                println!("refused {error}");
+                break;
+            }
+            println!("acknowledged {number}");
+        }
+        let again = handle.claim(ONE).await.expect_err("the store has stopped");
+        println!("afterwards {again}");
+    });
+    // A database that waits for its own dead threads would keep this process for ever.
+    std::process::exit(0);
+}
+
+#[test]
+fn a_full_disk_is_an_error_at_once_and_for_good_and_loses_nothing() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("data");
+    open(&path).expect("creates");
+    // A limit on the size of files stands in for the end of the disk.
+    let program = std::env::current_exe().expect("this program");
+    let output = Command::new("sh")
+        .args(["-c", "trap '' XFSZ; ulimit -f 6000; exec \"$@\"", "sh"])
+        .arg(program)
+        .args([
+            "child_fills_the_disk",
+            "--exact",
+            "--nocapture",
+            "--test-threads=1",
+        ])
+        .env(CHILD, &path)
+        .stderr(Stdio::null())
+        .output()
+        .expect("runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let after = |word: &str| {
+        said.lines()
+            .rev()
+            .find_map(|line| line.split_once(word).map(|it| it.1))
+    };
+    let acknowledged: u64 = after("acknowledged ")
+        .expect(&said)
+        .parse()
+        .expect("a number");
+    assert!(
+        after("refused ")
+            .expect(&said)
+            .contains("unknown whether shard 1 was written"),
+        "{said}"
+    );
+    assert!(
+        after("afterwards ")
+            .expect(&said)
+            .contains("the store has stopped"),
+        "{said}"
+    );
+
+    let mut store = open(&path).expect("opens where there is room");
+    let found = used(&mut store, ONE);
+    let first = *found.values().next().expect("was acknowledged");
+    assert!(
+        found.len() == 400 && found.values().all(|&used| used == first),
+        "a torn batch"
+    );
+    assert!(
+        (acknowledged..=acknowledged + 1).contains(&first),
+        "{first} of {acknowledged}"
+    );
+}
+
+#[test]
+fn a_policy_larger_than_a_page_survives() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut store = open(directory.path()).expect("creates");
+    let revision = store.next_revision().expect("reads");
+    let mut spec = history("api", 10, revision)
+        .current()
+        .expect("is in force")
+        .spec()
+        .clone();
+    let limit = spec.limit;
+    spec.overrides = (0..4000)
+        .map(|n| OverrideSpec {
+            key: vec![format!("{n:0>100}")],
+            limit,
+        })
+        .collect();
+    let large = PolicyHistory::create(spec, revision).expect("legal");
+    let write = PolicyWrite {
+        expected: None,
+        revision,
+        history: large.clone(),
+    };
+    store.put_policy(&write).expect("is new");
+    drop(store);
+    let blobs = directory.path().join("sled").join("blobs");
+    assert!(
+        fs::read_dir(blobs).expect("lists").count() > 0,
+        "it lies in a file of its own"
+    );
+    let mut store = open(directory.path()).expect("opens");
+    assert_eq!(store.policies().expect("reads")[0].history, large);
 }
 
 /// Not a test by itself: commits one batch between two marks that can be told in a trace.

@@ -63,7 +63,7 @@ pub(crate) struct Part {
     /// Requests for buckets of this shard.
     pub(crate) requests: Vec<LeaseRequest>,
     /// The place that these items take in the node's budget, given back when they are done.
-    pub(crate) _place: Option<OwnedSemaphorePermit>,
+    pub(crate) place: Option<OwnedSemaphorePermit>,
     /// Told when the part is done.
     pub(crate) done: Option<oneshot::Sender<()>>,
 }

@@ -11,6 +11,7 @@ use std::task::{Context, Poll, Waker};
 use quota_core::id::MessageNumber;
 use quota_core::message::Answer;
 use quota_wire::convert::answers::AuthorityMessage;
+use quota_wire::convert::handshake::Welcome;
 use quota_wire::convert::notice::{GoAway, PolicyNotice};
 use tokio::sync::Notify;
 use tonic::Status;
@@ -28,6 +29,7 @@ struct State {
     answers: Vec<Answer>,
     /// The lowest anchor of `answers`: an older anchor only ends terms earlier.
     anchor: MessageNumber,
+    welcome: Option<Welcome>,
     policies: Option<PolicyNotice>,
     go_away: Option<GoAway>,
     end: Option<End>,
@@ -46,6 +48,8 @@ enum End {
 /// What there is to send.
 #[derive(Debug, Default)]
 pub(crate) struct Parcel {
+    /// The first message of a stream.
+    pub(crate) welcome: Option<Welcome>,
     /// Answers under their lowest anchor.
     pub(crate) answers: Option<AuthorityMessage>,
     /// Policies that changed.
@@ -61,12 +65,27 @@ pub(crate) struct Over;
 impl Outbox {
     /// An empty outbox for at most `answers_max` unsent answers.
     pub(crate) fn new(answers_max: usize) -> Self {
-        Self { answers_max, state: Mutex::default(), ended: Notify::new() }
+        Self {
+            answers_max,
+            state: Mutex::default(),
+            ended: Notify::new(),
+        }
+    }
+
+    /// Accepts the stream. Called before anyone else knows of it.
+    pub(crate) fn welcome(&self, welcome: Welcome) {
+        let mut state = self.state();
+        state.welcome = Some(welcome);
+        wake(state);
     }
 
     /// Adds answers that were decided under `anchor`, and leaves `answers` empty. At the bound
     /// the stream ends.
-    pub(crate) fn push(&self, anchor: MessageNumber, answers: &mut Vec<Answer>) -> Result<(), Over> {
+    pub(crate) fn push(
+        &self,
+        anchor: MessageNumber,
+        answers: &mut Vec<Answer>,
+    ) -> Result<(), Over> {
         let mut state = self.state();
         if state.end.is_some() {
             answers.clear();
@@ -81,7 +100,10 @@ impl Outbox {
                  not answered",
                 self.answers_max
             );
-            self.end_with(state, End::Refused(Box::new(Status::resource_exhausted(message))));
+            self.end_with(
+                state,
+                End::Refused(Box::new(Status::resource_exhausted(message))),
+            );
             return Err(Over);
         }
         state.anchor = match state.answers.is_empty() {
@@ -147,10 +169,15 @@ impl Outbox {
 
     /// Takes everything that waits. `Ready(None)` or an error once the stream has ended and
     /// nothing waits any more. For one reader.
-    pub(crate) fn poll_parcel(&self, context: &mut Context<'_>) -> Poll<Option<Result<Parcel, Status>>> {
+    pub(crate) fn poll_parcel(
+        &self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Parcel, Status>>> {
         let mut state = self.state();
-        let nothing =
-            state.answers.is_empty() && state.policies.is_none() && state.go_away.is_none();
+        let nothing = state.answers.is_empty()
+            && state.welcome.is_none()
+            && state.policies.is_none()
+            && state.go_away.is_none();
         if nothing {
             return match &state.end {
                 Some(End::Closed) => Poll::Ready(None),
@@ -168,6 +195,7 @@ impl Outbox {
         let answers = std::mem::take(&mut state.answers);
         let anchor = state.anchor;
         Poll::Ready(Some(Ok(Parcel {
+            welcome: state.welcome.take(),
             answers: (!answers.is_empty()).then_some(AuthorityMessage { anchor, answers }),
             policies: state.policies.take(),
             go_away: state.go_away.take(),
@@ -227,7 +255,11 @@ mod tests {
 
         outbox.push(number(9), &mut answers(1)).expect("room");
         let parcel = outbox.parcel().await.expect("open").expect("no error");
-        assert_eq!(parcel.answers.expect("answers").anchor, number(9), "5 has been sent");
+        assert_eq!(
+            parcel.answers.expect("answers").anchor,
+            number(9),
+            "5 has been sent"
+        );
     }
 
     #[tokio::test]
@@ -236,8 +268,16 @@ mod tests {
         outbox.push(number(1), &mut answers(3)).expect("room");
         assert_eq!(outbox.push(number(1), &mut answers(1)), Err(Over));
         outbox.ended().await;
-        assert_eq!(outbox.push(number(1), &mut answers(1)), Err(Over), "over stays over");
-        let status = outbox.parcel().await.expect("an end").expect_err("an error");
+        assert_eq!(
+            outbox.push(number(1), &mut answers(1)),
+            Err(Over),
+            "over stays over"
+        );
+        let status = outbox
+            .parcel()
+            .await
+            .expect("an end")
+            .expect_err("an error");
         assert_eq!(status.code(), tonic::Code::ResourceExhausted);
         assert!(outbox.parcel().await.is_none());
     }
@@ -248,8 +288,20 @@ mod tests {
         outbox.push(number(1), &mut answers(1)).expect("room");
         outbox.end(Some(Status::unavailable("first")));
         outbox.end(Some(Status::unavailable("second")));
-        assert!(outbox.parcel().await.expect("open").expect("no error").answers.is_some());
-        let status = outbox.parcel().await.expect("an end").expect_err("an error");
+        assert!(
+            outbox
+                .parcel()
+                .await
+                .expect("open")
+                .expect("no error")
+                .answers
+                .is_some()
+        );
+        let status = outbox
+            .parcel()
+            .await
+            .expect("an end")
+            .expect_err("an error");
         assert_eq!(status.message(), "first");
     }
 
@@ -260,7 +312,10 @@ mod tests {
             revision,
             policies: names
                 .iter()
-                .map(|name| PolicyId { namespace: "d".into(), name: (*name).into() })
+                .map(|name| PolicyId {
+                    namespace: "d".into(),
+                    name: (*name).into(),
+                })
                 .collect(),
         };
         outbox.notice(&notice(4, &["b"]));

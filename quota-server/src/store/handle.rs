@@ -74,6 +74,26 @@ pub struct StoreHandle {
     jobs: mpsc::Sender<Job>,
 }
 
+/// Looks at a store's thread without keeping the store open. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct StoreWatch {
+    shared: Arc<Shared>,
+}
+
+impl StoreWatch {
+    /// See [`StoreHandle::stopped`].
+    #[must_use]
+    pub fn stopped(&self) -> Option<&str> {
+        self.shared.stopped.get().map(String::as_str)
+    }
+
+    /// See [`StoreHandle::counters`].
+    #[must_use]
+    pub fn counters(&self) -> &StoreCounters {
+        &self.shared.counters
+    }
+}
+
 #[derive(Debug)]
 struct Shared {
     identity: Identity,
@@ -166,6 +186,14 @@ impl StoreHandle {
     #[must_use]
     pub fn counters(&self) -> &StoreCounters {
         &self.shared.counters
+    }
+
+    /// Looks on without keeping the store open.
+    #[must_use]
+    pub fn watch(&self) -> StoreWatch {
+        StoreWatch {
+            shared: Arc::clone(&self.shared),
+        }
     }
 
     /// See [`Store::claim`].

@@ -1,0 +1,589 @@
+//! The policies of this node: one task that stores every change before any shard hears of it.
+//!
+//! A change is stored, then shown to shards that begin a tenure, then applied by the shards that
+//! serve, and acknowledged when all of them have. Changes come one after another. Former versions
+//! are kept until nothing that they granted can be live, and then cleared the same way.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use quota_core::id::PolicyVersion;
+use quota_core::key::PolicyId;
+use quota_core::policy::{
+    ChangeError, Kind, POLICIES_MAX, Policy, PolicyError, PolicyHistory, PolicySpec,
+};
+use quota_core::time::{DriftAllowance, Timestamp};
+use quota_wire::convert::notice::PolicyNotice;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::event::{Applied, Event};
+use super::streams::Streams;
+use crate::clock;
+use crate::metrics::Metrics;
+use crate::store::handle::StoreHandle;
+use crate::store::{PolicyWrite, PolicyWriteError, StoreError};
+
+/// Changes that may wait; a further caller waits for room.
+const QUEUE: usize = 64;
+/// How often former versions are looked over.
+const CLEAR_EVERY: Duration = Duration::from_secs(1);
+/// How long a shard may take to apply a policy before the caller is told that it is not known
+/// to be in force. A shard that is not served does not count.
+const APPLY_WITHIN: Duration = Duration::from_secs(30);
+
+/// The policies as they are stored, at one revision.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PolicySnapshot {
+    revision: u64,
+    entries: BTreeMap<PolicyId, Entry>,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    /// The revision of the stored record, which a change has to name.
+    stored: PolicyVersion,
+    history: PolicyHistory,
+}
+
+impl PolicySnapshot {
+    /// Reads all policies.
+    pub(crate) async fn load(store: &StoreHandle) -> Result<Self, StoreError> {
+        let policies = store.policies().await?;
+        let next = store.next_revision().await?;
+        let entry = |policy: crate::store::StoredPolicy| {
+            (
+                policy.history.id().clone(),
+                Entry {
+                    stored: policy.revision,
+                    history: policy.history,
+                },
+            )
+        };
+        Ok(Self {
+            revision: next.get().saturating_sub(1),
+            entries: policies.into_iter().map(entry).collect(),
+        })
+    }
+
+    /// Zero as long as nothing was ever stored.
+    pub(crate) const fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Every policy, deleted ones whose exposure may be live included.
+    pub(crate) fn histories(&self) -> Vec<PolicyHistory> {
+        self.entries
+            .values()
+            .map(|entry| entry.history.clone())
+            .collect()
+    }
+
+    /// The policies in force, by identity.
+    pub(crate) fn current(&self) -> impl Iterator<Item = &Arc<Policy>> + Clone {
+        self.entries
+            .values()
+            .filter_map(|entry| entry.history.current())
+    }
+
+    /// The policy in force under this identity.
+    pub(crate) fn get(&self, id: &PolicyId) -> Option<&Arc<Policy>> {
+        self.entries.get(id)?.history.current()
+    }
+
+    fn version(&self, id: &PolicyId) -> Option<PolicyVersion> {
+        self.get(id).map(|policy| policy.version())
+    }
+}
+
+/// What a caller wants of a policy.
+#[derive(Clone, Debug)]
+pub(crate) enum Change {
+    /// Create or change it.
+    Put {
+        /// As it should be.
+        spec: Box<PolicySpec>,
+    },
+    /// Delete it.
+    Delete {
+        /// Which.
+        id: PolicyId,
+    },
+}
+
+impl Change {
+    fn id(&self) -> PolicyId {
+        match self {
+            Self::Put { spec } => spec.id(),
+            Self::Delete { id } => id.clone(),
+        }
+    }
+}
+
+/// A change with its condition.
+#[derive(Clone, Debug)]
+pub(crate) struct ChangeRequest {
+    pub(crate) change: Change,
+    /// The version that the caller wants to replace, zero for none; `None` for any.
+    pub(crate) expected: Option<u64>,
+    /// Check everything, change nothing.
+    pub(crate) dry_run: bool,
+}
+
+/// A change that was made, or would be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Changed {
+    /// The version in force now, or the revision of a deletion.
+    pub(crate) version: u64,
+    /// What the shards said, summed up.
+    pub(crate) applied: Applied,
+    /// False if the stored policy said exactly this already.
+    pub(crate) changed: bool,
+}
+
+/// Why a change was not made.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ChangeRefused {
+    /// The spec breaks a rule.
+    #[error(transparent)]
+    Invalid(PolicyError),
+    /// The kind is laid out, but not served yet.
+    #[error("kind {kind:?} is not served by this version; token buckets are")]
+    KindNotServed { kind: Kind },
+    /// There is no such policy.
+    #[error("policy {0} does not exist")]
+    Unknown(PolicyId),
+    /// Another version is in force.
+    #[error("policy {id} has another version than {expected}")]
+    Version {
+        id: PolicyId,
+        expected: PolicyVersion,
+        current: Option<PolicyVersion>,
+    },
+    /// A living policy cannot be changed so.
+    #[error("{error}")]
+    NotAllowed { id: PolicyId, error: ChangeError },
+    /// There are too many.
+    #[error("there are {POLICIES_MAX} policies already: delete some")]
+    TooMany,
+    /// The store did not take it. Nothing has changed.
+    #[error("the policy was not stored: {0}")]
+    Store(String),
+    /// It is stored, or may be, but not known to be in force everywhere.
+    #[error("it is not known whether the change is in force: {0}; read the policy again")]
+    Unsure(String),
+}
+
+/// Reaches the policy task. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct PolicyDesk {
+    requests: mpsc::Sender<Ask>,
+    snapshots: watch::Receiver<Arc<PolicySnapshot>>,
+}
+
+#[derive(Debug)]
+struct Ask {
+    request: ChangeRequest,
+    reply: oneshot::Sender<Result<Changed, ChangeRefused>>,
+}
+
+impl PolicyDesk {
+    /// The policies as they are now.
+    pub(crate) fn snapshot(&self) -> Arc<PolicySnapshot> {
+        Arc::clone(&self.snapshots.borrow())
+    }
+
+    /// Follows the policies.
+    pub(crate) fn watch(&self) -> watch::Receiver<Arc<PolicySnapshot>> {
+        self.snapshots.clone()
+    }
+
+    /// Makes a change. Dropping this future does not stop it.
+    pub(crate) async fn change(&self, request: ChangeRequest) -> Result<Changed, ChangeRefused> {
+        let (reply, replied) = oneshot::channel();
+        let stopping = || "the server is stopping".to_owned();
+        if self.requests.send(Ask { request, reply }).await.is_err() {
+            return Err(ChangeRefused::Store(stopping()));
+        }
+        replied
+            .await
+            .unwrap_or_else(|_| Err(ChangeRefused::Unsure(stopping())))
+    }
+}
+
+/// The task that changes policies.
+#[derive(Debug)]
+pub(crate) struct PolicyTask {
+    store: StoreHandle,
+    snapshots: watch::Sender<Arc<PolicySnapshot>>,
+    shards: Vec<mpsc::Sender<Event>>,
+    streams: Arc<Streams>,
+    drift: DriftAllowance,
+    metrics: Arc<Metrics>,
+    requests: mpsc::Receiver<Ask>,
+    /// Since when every shard that serves has applied the latest change of a policy.
+    applied_since: HashMap<PolicyId, Timestamp>,
+}
+
+impl PolicyTask {
+    /// The task and the way to reach it. Nothing runs yet. `snapshots` is what shards begin with.
+    pub(crate) fn new(
+        store: StoreHandle,
+        snapshots: watch::Sender<Arc<PolicySnapshot>>,
+        shards: Vec<mpsc::Sender<Event>>,
+        streams: Arc<Streams>,
+        drift: DriftAllowance,
+        metrics: Arc<Metrics>,
+    ) -> (Self, PolicyDesk) {
+        let (asks, requests) = mpsc::channel(QUEUE);
+        let desk = PolicyDesk {
+            requests: asks,
+            snapshots: snapshots.subscribe(),
+        };
+        let task = Self {
+            store,
+            snapshots,
+            shards,
+            streams,
+            drift,
+            metrics,
+            requests,
+            applied_since: HashMap::new(),
+        };
+        task.count();
+        (task, desk)
+    }
+
+    /// Brings the metrics of the policies up to date. Nobody else sets them.
+    fn count(&self) {
+        let snapshot = self.snapshots.borrow();
+        let versions = snapshot.current().map(|policy| policy.version().get());
+        let signed = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        self.metrics
+            .policy_version
+            .set(signed(versions.clone().max().unwrap_or_default()));
+        self.metrics
+            .policies
+            .set(signed(u64::try_from(versions.count()).unwrap_or(u64::MAX)));
+    }
+
+    /// Runs until the server stops; a change that has begun is seen through.
+    pub(crate) async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        let mut clear = tokio::time::interval(CLEAR_EVERY);
+        clear.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                () = stopped(&mut stop) => return,
+                ask = self.requests.recv() => {
+                    let Some(Ask { request, reply }) = ask else { return };
+                    // The caller may have given up; what was done stands.
+                    let _ = reply.send(self.change(request).await);
+                }
+                _ = clear.tick() => self.clear_former().await,
+            }
+        }
+    }
+
+    async fn change(&mut self, request: ChangeRequest) -> Result<Changed, ChangeRefused> {
+        let id = request.change.id();
+        let snapshot = Arc::clone(&self.snapshots.borrow());
+        if let Change::Put { spec } = &request.change
+            && spec.kind != Kind::TokenBucket
+        {
+            return Err(ChangeRefused::KindNotServed { kind: spec.kind });
+        }
+        let current = snapshot.version(&id);
+        let expected = request.expected.map(PolicyVersion::new);
+        if let Some(expected) = expected.filter(|expected| *expected != current.unwrap_or_default())
+        {
+            return Err(ChangeRefused::Version {
+                id,
+                expected,
+                current,
+            });
+        }
+        let next = self.store.next_revision().await.map_err(not_stored)?;
+        let history = changed_history(&snapshot, &request.change, next)?;
+        let Some(history) = history else {
+            let version = current.map_or(0, PolicyVersion::get);
+            return Ok(Changed {
+                version,
+                applied: Applied::default(),
+                changed: false,
+            });
+        };
+        if request.dry_run {
+            let applied = Applied {
+                outstanding: self.outstanding(&id).await,
+                ..Applied::default()
+            };
+            let version = current.map_or(0, PolicyVersion::get);
+            return Ok(Changed {
+                version,
+                applied,
+                changed: true,
+            });
+        }
+        self.store_history(&snapshot, next, history.clone()).await?;
+        tracing::info!(
+            policy = %id, revision = next.get(), deleted = history.current().is_none(), "policy stored"
+        );
+        self.metrics.policy_changes.inc();
+        let applied = self.publish(id, next, Some(history)).await?;
+        Ok(Changed {
+            version: next.get(),
+            applied,
+            changed: true,
+        })
+    }
+
+    /// Stores a history in the place of the one that the snapshot has.
+    async fn store_history(
+        &self,
+        snapshot: &PolicySnapshot,
+        revision: PolicyVersion,
+        history: PolicyHistory,
+    ) -> Result<(), ChangeRefused> {
+        let id = history.id().clone();
+        let expected = snapshot.entries.get(&id).map(|entry| entry.stored);
+        let write = PolicyWrite {
+            expected,
+            revision,
+            history,
+        };
+        match self.store.put_policy(write).await {
+            Ok(()) => Ok(()),
+            Err(error @ PolicyWriteError::Unknown { .. }) => self.look(&id, revision, error).await,
+            // Nobody but this task writes policies here.
+            Err(
+                error @ (PolicyWriteError::Conflict { .. }
+                | PolicyWriteError::RevisionTaken { .. }
+                | PolicyWriteError::Failed { .. }),
+            ) => Err(ChangeRefused::Store(error.to_string())),
+        }
+    }
+
+    /// Finds out what became of a write whose outcome is unknown.
+    async fn look(
+        &self,
+        id: &PolicyId,
+        revision: PolicyVersion,
+        error: PolicyWriteError,
+    ) -> Result<(), ChangeRefused> {
+        match PolicySnapshot::load(&self.store).await {
+            Ok(found)
+                if found
+                    .entries
+                    .get(id)
+                    .is_some_and(|entry| entry.stored == revision) =>
+            {
+                Ok(())
+            }
+            Ok(_) => Err(ChangeRefused::Store(error.to_string())),
+            Err(_) => Err(ChangeRefused::Unsure(error.to_string())),
+        }
+    }
+
+    /// Shows a stored history to everyone, and waits until every shard that serves follows it.
+    /// `None`: nothing is left of the policy.
+    async fn publish(
+        &mut self,
+        id: PolicyId,
+        revision: PolicyVersion,
+        history: Option<PolicyHistory>,
+    ) -> Result<Applied, ChangeRefused> {
+        let mut snapshot = PolicySnapshot::clone(&self.snapshots.borrow());
+        snapshot.revision = revision.get();
+        match &history {
+            Some(history) => {
+                let entry = Entry {
+                    stored: revision,
+                    history: history.clone(),
+                };
+                snapshot.entries.insert(id.clone(), entry);
+            }
+            None => drop(snapshot.entries.remove(&id)),
+        }
+        // A shard that begins a tenure from here on begins with this.
+        self.snapshots.send_replace(Arc::new(snapshot));
+        self.count();
+        let applied = match history {
+            Some(history) => self.apply(revision, &history).await,
+            None => Ok(Applied::default()),
+        };
+        let notice = PolicyNotice {
+            revision: revision.get(),
+            policies: vec![id.clone()],
+        };
+        self.streams.notice(&notice);
+        match &applied {
+            Ok(_) => drop(self.applied_since.insert(id, clock::now())),
+            Err(_) => drop(self.applied_since.remove(&id)),
+        }
+        applied
+    }
+
+    async fn apply(
+        &self,
+        revision: PolicyVersion,
+        history: &PolicyHistory,
+    ) -> Result<Applied, ChangeRefused> {
+        let mut replies = Vec::with_capacity(self.shards.len());
+        for shard in &self.shards {
+            let (applied, reply) = oneshot::channel();
+            let (revision, history) = (revision.get(), Box::new(history.clone()));
+            // A shard whose task is gone grants nothing under any version.
+            if shard
+                .send(Event::Apply {
+                    revision,
+                    history,
+                    applied,
+                })
+                .await
+                .is_ok()
+            {
+                replies.push(reply);
+            }
+        }
+        let all = async {
+            let mut sum = Applied::default();
+            for reply in replies {
+                let one = reply.await.unwrap_or_default();
+                sum.outstanding += one.outstanding;
+                sum.owed += one.owed;
+            }
+            sum
+        };
+        tokio::time::timeout(APPLY_WITHIN, all).await.map_err(|_| {
+            ChangeRefused::Unsure(format!(
+                "it is stored, but a shard did not apply it within {APPLY_WITHIN:?}"
+            ))
+        })
+    }
+
+    /// What holders have in hand of a policy in this process' tenures, from its running totals.
+    async fn outstanding(&self, id: &PolicyId) -> quota_core::tokens::Tokens {
+        let mut out = 0_u64;
+        for report in super::reports(&self.shards).await.into_iter().flatten() {
+            let of_policy = report.policies.iter().find(|(policy, _)| policy == id);
+            let held = of_policy.map_or(0, |(_, stats)| {
+                let gone = stats.spent + stats.returned + stats.reclaimed;
+                stats.granted.saturating_sub(gone)
+            });
+            out = out.saturating_add(held);
+        }
+        quota_core::tokens::Tokens::new(out)
+    }
+
+    /// Clears former versions whose grants are over.
+    async fn clear_former(&mut self) {
+        let now = clock::now();
+        let snapshot = Arc::clone(&self.snapshots.borrow());
+        for (id, entry) in &snapshot.entries {
+            // A tombstone without former versions is due at once.
+            if entry.history.former().is_empty() && entry.history.current().is_some() {
+                continue;
+            }
+            // At start every shard begins with the latest change, so this counts from then.
+            let since = *self.applied_since.entry(id.clone()).or_insert(now);
+            if now < since + entry.history.clearable_after(self.drift) {
+                continue;
+            }
+            if let Err(error) = self.clear(id.clone(), entry).await {
+                tracing::warn!(policy = %id, %error, "former versions were not cleared");
+                return;
+            }
+        }
+    }
+
+    async fn clear(&mut self, id: PolicyId, entry: &Entry) -> Result<(), ChangeRefused> {
+        let snapshot = Arc::clone(&self.snapshots.borrow());
+        let Some(cleared) = entry.history.cleared() else {
+            let outcome = self.store.forget_policy(id.clone(), entry.stored).await;
+            outcome.map_err(|error| ChangeRefused::Store(error.to_string()))?;
+            tracing::info!(policy = %id, "nothing granted under the deleted policy is live");
+            let revision = PolicyVersion::new(snapshot.revision());
+            self.publish(id, revision, None).await?;
+            return Ok(());
+        };
+        let next = self.store.next_revision().await.map_err(not_stored)?;
+        self.store_history(&snapshot, next, cleared.clone()).await?;
+        tracing::debug!(policy = %id, revision = next.get(), "former versions cleared");
+        self.publish(id, next, Some(cleared)).await.map(drop)
+    }
+}
+
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // An error is a sender that is gone: the server stops.
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+fn not_stored(error: StoreError) -> ChangeRefused {
+    ChangeRefused::Store(error.to_string())
+}
+
+/// The history after a change; `None` if it says what is in force already.
+fn changed_history(
+    snapshot: &PolicySnapshot,
+    change: &Change,
+    revision: PolicyVersion,
+) -> Result<Option<PolicyHistory>, ChangeRefused> {
+    let id = change.id();
+    let history = snapshot.entries.get(&id).map(|entry| &entry.history);
+    let current = history.and_then(PolicyHistory::current);
+    let refused = |error| match error {
+        ChangeError::Invalid(error) => ChangeRefused::Invalid(error),
+        error => ChangeRefused::NotAllowed {
+            id: id.clone(),
+            error,
+        },
+    };
+    match change {
+        Change::Delete { .. } => match (history, current) {
+            (Some(history), Some(_)) => history.delete(revision).map(Some).map_err(refused),
+            _ => Err(ChangeRefused::Unknown(id)),
+        },
+        Change::Put { spec } => {
+            let spec = PolicySpec::clone(spec);
+            if current.is_some_and(|policy| *policy.spec() == spec) {
+                return Ok(None);
+            }
+            if current.is_none() && snapshot.current().count() >= POLICIES_MAX {
+                return Err(ChangeRefused::TooMany);
+            }
+            match (history, current) {
+                (None, _) => PolicyHistory::create(spec, revision)
+                    .map(Some)
+                    .map_err(ChangeRefused::Invalid),
+                (Some(history), None) => {
+                    history.recreate(spec, revision).map(Some).map_err(refused)
+                }
+                (Some(history), Some(_)) => {
+                    history.change(spec, revision).map(Some).map_err(refused)
+                }
+            }
+        }
+    }
+}
+
+/// Stores the first policies of a new store, before any shard begins.
+pub(crate) async fn store_first(
+    store: &StoreHandle,
+    specs: Vec<PolicySpec>,
+) -> Result<(), ChangeRefused> {
+    for spec in specs {
+        let revision = store.next_revision().await.map_err(not_stored)?;
+        let history = PolicyHistory::create(spec, revision).map_err(ChangeRefused::Invalid)?;
+        let write = PolicyWrite {
+            expected: None,
+            revision,
+            history,
+        };
+        store
+            .put_policy(write)
+            .await
+            .map_err(|error| ChangeRefused::Store(error.to_string()))?;
+    }
+    Ok(())
+}
