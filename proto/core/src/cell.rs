@@ -28,72 +28,19 @@
 //! [`LeaseCell::roll_back`] and [`LeaseCell::refuse`]; the rest belongs to the one holder machine.
 //! A cell never moves while anyone can reach it.
 
+mod tick;
+mod word;
+
 #[cfg(not(loom))]
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::message::{COST_MAX, HELD_MAX};
-use crate::time::{Term, Timestamp};
 use crate::tokens::Tokens;
 
-/// Bits of a nanosecond clock below one tick: a tick is 2²² ns, about 4.19 ms.
-const TICK_SHIFT: u32 = 22;
-/// Bits of a tick number.
-const TICK_BITS: u32 = 29;
-const TICK_MASK: u64 = (1 << TICK_BITS) - 1;
-/// How far ahead a deadline may lie to be believed: 2²⁰ ticks, about 73 minutes, well above the
-/// longest term of any policy (300 s).
-const AHEAD_MAX: u64 = 1 << 20;
-
-/// The longest term that a cell can hold; longer ones are to be cut to it.
-pub const CELL_TERM_MAX: Term = Term::from_seconds(3600);
-
-/// A coarse point in time as cells keep it: a 29-bit number of 2²²-nanosecond ticks.
-///
-/// The number wraps after 26 days. A lease counts as live only while its deadline is at most 73
-/// minutes ahead, and the holder machine takes the tokens out of every cell whose lease has ended
-/// ([`LeaseCell::clear`] at the deadline), so nothing is left to spend when the number comes round.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Tick(u64);
-
-impl Tick {
-    /// The tick that holds `at`, rounded down, which is right for a deadline (it ends early) and
-    /// for now (spending needs now to be in an earlier tick than the deadline).
-    #[must_use]
-    pub const fn at(at: Timestamp) -> Self {
-        Self((at.as_nanos() >> TICK_SHIFT) & TICK_MASK)
-    }
-
-    /// Ticks from `now` to `self`; zero if `self` is not ahead by a believable amount.
-    #[must_use]
-    pub const fn ahead_of(self, now: Self) -> u64 {
-        let ahead = self.0.wrapping_sub(now.0) & TICK_MASK;
-        if ahead <= AHEAD_MAX { ahead } else { 0 }
-    }
-
-    /// The beginning of this tick as a timestamp if it lies ahead of `now`.
-    #[must_use]
-    pub fn timestamp_ahead_of(self, now: Timestamp) -> Option<Timestamp> {
-        let ahead = self.ahead_of(Self::at(now));
-        (ahead > 0).then(|| {
-            let tick = (now.as_nanos() >> TICK_SHIFT).saturating_add(ahead);
-            Timestamp::from_nanos(tick.saturating_mul(1 << TICK_SHIFT))
-        })
-    }
-}
-
-/// `at` rounded down to the beginning of its tick: the deadline as a cell keeps it.
-#[must_use]
-pub const fn floor_to_tick(at: Timestamp) -> Timestamp {
-    Timestamp::from_nanos((at.as_nanos() >> TICK_SHIFT) << TICK_SHIFT)
-}
-
-/// `at` floored to its tick, one tick later.
-#[must_use]
-pub fn next_tick(at: Timestamp) -> Timestamp {
-    floor_to_tick(at) + Term::from_nanos(1 << TICK_SHIFT)
-}
+pub use tick::{CELL_TERM_MAX, Tick, floor_to_tick, next_tick};
+use word::{ERA_MAX, MARK_MAX, Word};
 
 /// What a cell holds at one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -509,83 +456,4 @@ fn fence_before_clock() {
     core::sync::atomic::compiler_fence(Ordering::SeqCst);
     #[cfg(all(not(loom), not(target_arch = "x86_64")))]
     core::sync::atomic::fence(Ordering::SeqCst);
-}
-
-const MARK_MAX: u64 = 7;
-const ERA_MAX: u64 = 7;
-const FLAG: u64 = 1;
-const MARK_SHIFT: u32 = 1;
-const ERA_SHIFT: u32 = 4;
-const DEADLINE_SHIFT: u32 = 7;
-const TOKENS_SHIFT: u32 = 36;
-
-/// The word, unpacked. Its methods are the pure decisions; the cell only makes them atomic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Word {
-    tokens: u64,
-    deadline: u64,
-    era: u64,
-    mark: u64,
-    renewing: bool,
-}
-
-impl Word {
-    const fn unpack(raw: u64) -> Self {
-        Self {
-            tokens: raw >> TOKENS_SHIFT,
-            deadline: (raw >> DEADLINE_SHIFT) & TICK_MASK,
-            era: (raw >> ERA_SHIFT) & ERA_MAX,
-            mark: (raw >> MARK_SHIFT) & MARK_MAX,
-            renewing: raw & FLAG != 0,
-        }
-    }
-
-    const fn pack(self) -> u64 {
-        let flag = if self.renewing { FLAG } else { 0 };
-        (self.tokens << TOKENS_SHIFT) | self.identity() | flag
-    }
-
-    /// Everything but tokens and flag: what a roll-back must find unchanged.
-    const fn identity(self) -> u64 {
-        self.lease_identity() | (self.mark << MARK_SHIFT)
-    }
-
-    /// Which lease at which deadline, whatever was reported of it.
-    const fn lease_identity(self) -> u64 {
-        (self.deadline << DEADLINE_SHIFT) | (self.era << ERA_SHIFT)
-    }
-
-    /// Takes `cost` tokens, asking for a renewal if the remainder is at most `renew_at` or does
-    /// not suffice.
-    fn debit(self, cost: u64, renew_at: u64) -> (Self, Result<Debit, Exhausted>) {
-        if cost > self.tokens || cost > COST_MAX.get() {
-            // No renewal can ever help a cost above the maximum.
-            let renew = !self.renewing && cost <= COST_MAX.get();
-            let renewing = self.renewing || renew;
-            return (Self { renewing, ..self }, Err(Exhausted { renew }));
-        }
-        let tokens = self.tokens.saturating_sub(cost);
-        let renew = cost > 0 && !self.renewing && tokens <= renew_at;
-        let next = Self {
-            tokens,
-            renewing: self.renewing || renew,
-            ..self
-        };
-        let debit = Debit {
-            receipt: Receipt {
-                cost,
-                identity: self.identity(),
-            },
-            remaining: Tokens::new(tokens),
-            renew,
-        };
-        (next, Ok(debit))
-    }
-
-    /// Gives the tokens of `receipt` back, if nothing has happened since that forbids it.
-    fn restored(self, receipt: Receipt) -> Option<Self> {
-        let tokens = self.tokens.saturating_add(receipt.cost);
-        (self.identity() == receipt.identity && tokens <= HELD_MAX.get())
-            .then_some(Self { tokens, ..self })
-    }
 }

@@ -523,6 +523,52 @@ fn another_lease_replaces_the_old_and_an_old_echo_changes_nothing() {
 }
 
 #[test]
+fn ever_shorter_terms_run_out_of_eras_and_recover() {
+    let mut rig = Rig::leased(20);
+    let mut held = 0;
+    for counter in 2..12 {
+        rig.input(Input::Waiting {
+            slot: SLOT,
+            cost: tokens(90),
+        });
+        let sent = rig.sent();
+        let Some(request) = sent.first().and_then(|m| m.requests.first()) else {
+            break;
+        };
+        // Each lease ends before all earlier ones.
+        let shorter = Term::from_millis(10_000 - 500 * counter);
+        rig.answer(
+            sent[0].number,
+            request,
+            Some(grant(counter, 5, shorter)),
+            DONE,
+        );
+        rig.input(Input::WaitOver {
+            slot: SLOT,
+            cost: tokens(90),
+        });
+        held += u64::from(rig.left() == 5);
+    }
+    assert_eq!(held, 7, "one era for each");
+    assert_eq!(rig.left(), 0, "what cannot be told apart is not spent");
+    let (_, release) = rig.one();
+    assert_eq!((release.returned, release.spent), (tokens(5), tokens(0)));
+    rig.pass(TEN);
+    rig.input(Input::Connected);
+    rig.input(Input::Waiting {
+        slot: SLOT,
+        cost: tokens(1),
+    });
+    let sent = rig.sent();
+    let request = sent[0].requests[0];
+    rig.answer(sent[0].number, &request, None, DONE);
+    rig.pass(TEN);
+    let (number, request) = rig.one();
+    rig.answer(number, &request, Some(grant(40, 5, TEN)), DONE);
+    assert_eq!(rig.left(), 5);
+}
+
+#[test]
 fn hostile_answers_change_nothing_or_are_cut_to_size() {
     let mut rig = Rig::leased(20);
     let (anchor, key) = (MessageNumber::new(2), KeyNumber::new(0));
