@@ -1,1 +1,20 @@
-//! .
+//! What end-to-end tests and benchmarks stand on: real processes that are always reaped, load over
+//! real connections, and the judgement of what was admitted.
+//!
+//! - [`process`]: start, watch, stop and kill a process
+//! - [`binaries`]: where the built programs are
+//! - [`cluster`]: an authority and its gateways
+//! - [`http`]: a small HTTP client that keeps its connection
+//! - [`load`]: requests at a steady pace, counted by their answers
+//! - [`metrics`]: figures from a `/metrics` page
+//! - [`verdict`]: admission logs against the ideal bucket
+//! - [`wait`]: waiting for conditions
+
+pub mod binaries;
+pub mod cluster;
+pub mod http;
+pub mod load;
+pub mod metrics;
+pub mod process;
+pub mod verdict;
+pub mod wait;

@@ -1,0 +1,149 @@
+//! A process that is watched while it runs and never outlives its test.
+
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::wait;
+
+/// How long a process may take to stop in order before it is killed.
+const STOP_WITHIN: Duration = Duration::from_secs(30);
+/// Lines of output that a failed test shows of each process, at most.
+const SHOWN_LINES: usize = 60;
+
+/// A running process with all that it printed so far.
+///
+/// A test ends each of its processes by [`kill`](Self::kill) or [`stop`](Self::stop). One that is
+/// dropped before is killed and its last lines are shown, since then the test is failing.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    output: Arc<Mutex<Vec<String>>>,
+    ended: bool,
+}
+
+impl Process {
+    /// Starts `command`, called `name` in messages.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn spawn(name: &str, command: &mut Command) -> anyhow::Result<Self> {
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("cannot start {name}"))?;
+        let output = Arc::new(Mutex::new(Vec::new()));
+        let stdout = child.stdout.take().context("standard output is piped")?;
+        let stderr = child.stderr.take().context("standard error is piped")?;
+        collect(stdout, Arc::clone(&output));
+        collect(stderr, Arc::clone(&output));
+        Ok(Self {
+            name: name.to_owned(),
+            child,
+            output,
+            ended: false,
+        })
+    }
+
+    /// Waits for a line of output of which `pick` makes something.
+    ///
+    /// # Errors
+    /// If there is none within `deadline`.
+    pub async fn line<T>(
+        &self,
+        what: &str,
+        deadline: Duration,
+        pick: impl Fn(&str) -> Option<T>,
+    ) -> anyhow::Result<T> {
+        let what = format!("{} printed {what}", self.name);
+        let found = wait::until(&what, deadline, || {
+            let found = self.lines().iter().find_map(|line| pick(line));
+            async move { found }
+        });
+        found.await
+    }
+
+    /// Kills the process without a word, as a crash would.
+    ///
+    /// # Errors
+    /// If it had ended by itself before.
+    pub fn kill(mut self) -> anyhow::Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            anyhow::bail!("{} ended by itself: {status}", self.name);
+        }
+        self.child.kill()?;
+        self.child.wait()?;
+        self.ended = true;
+        Ok(())
+    }
+
+    /// Asks the process to stop and waits until it has.
+    ///
+    /// # Errors
+    /// If it does not stop in time or had ended before.
+    pub async fn stop(mut self) -> anyhow::Result<ExitStatus> {
+        if let Some(status) = self.child.try_wait()? {
+            anyhow::bail!("{} ended by itself: {status}", self.name);
+        }
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, Signal::TERM)?;
+        let what = format!("{} stopped", self.name);
+        let child = &mut self.child;
+        let status = wait::until(&what, STOP_WITHIN, || {
+            let ended = child.try_wait().ok().flatten();
+            async move { ended }
+        });
+        let status = status.await?;
+        self.ended = true;
+        Ok(status)
+    }
+
+    /// True while it runs.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    fn lines(&self) -> Vec<String> {
+        self.output
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let lines = self.lines();
+        let mut shown = format!("--- the last lines of {}\n", self.name);
+        for line in &lines[lines.len().saturating_sub(SHOWN_LINES)..] {
+            let _ = writeln!(shown, "    {line}");
+        }
+        eprint!("{shown}");
+    }
+}
+
+/// Reads lines until the pipe ends, which it does with the process.
+fn collect(pipe: impl Read + Send + 'static, output: Arc<Mutex<Vec<String>>>) {
+    std::thread::spawn(move || {
+        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+            output
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(line);
+        }
+    });
+}
