@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use quota_core::id::{Epoch, ShardId};
+use quota_core::id::{Epoch, PolicyVersion, ShardId};
 use quota_core::policy::{OverrideSpec, PolicyHistory};
 use quota_core::record::ReservationWrite;
 use quota_server::store::format::{self, Tree};
@@ -441,6 +441,9 @@ fn check_batches(path: &Path, acknowledged: u64) {
     }
 }
 
+/// Records of one batch of [`child_fills_the_disk`].
+const FILLING: usize = 400;
+
 /// Not a test by itself: writes through a handle, on a disk that is too small, until that fails.
 #[test]
 fn child_fills_the_disk() {
@@ -459,9 +462,15 @@ fn child_fills_the_disk() {
         };
         let (handle, _thread) = StoreHandle::spawn(Box::new(store), options).expect("a thread");
         let epoch = handle.claim(ONE).await.expect("claims").epoch;
-        let buckets: Vec<_> = (0..400).map(|nth| bucket_in(ONE, SHARDS, nth)).collect();
+        let mut fresh = (0..)
+            .map(|n| bucket(&format!("k{n}")))
+            .filter(|bucket| bucket.shard(SHARDS) == ONE);
         for number in 1.. {
-            let records = buckets.iter().map(|bucket| put(bucket, number)).collect();
+            let records = fresh
+                .by_ref()
+                .take(FILLING)
+                .map(|bucket| put(&bucket, number))
+                .collect();
             if let Err(error) = handle.write(write(ONE, epoch, number, records)).await {
                 println!("refused {error}");
                 break;
@@ -519,50 +528,61 @@ fn a_full_disk_is_an_error_at_once_and_for_good_and_loses_nothing() {
     );
 
     let mut store = open(&path).expect("opens where there is room");
-    let found = used(&mut store, ONE);
-    let first = *found.values().next().expect("was acknowledged");
+    let mut batches: BTreeMap<u64, usize> = BTreeMap::new();
+    for number in used(&mut store, ONE).into_values() {
+        *batches.entry(number).or_default() += 1;
+    }
     assert!(
-        found.len() == 400 && found.values().all(|&used| used == first),
-        "a torn batch"
+        batches.values().all(|&count| count == FILLING),
+        "a torn batch: {batches:?}"
     );
+    let whole = u64::try_from(batches.len()).expect("small");
     assert!(
-        (acknowledged..=acknowledged + 1).contains(&first),
-        "{first} of {acknowledged}"
+        (acknowledged..=acknowledged + 1).contains(&whole),
+        "{whole} of {acknowledged}"
     );
 }
 
 #[test]
-fn a_policy_larger_than_a_page_survives() {
+fn policies_that_outgrow_a_page_survive() {
     let directory = tempfile::tempdir().expect("a directory");
     let mut store = open(directory.path()).expect("creates");
-    let revision = store.next_revision().expect("reads");
-    let mut spec = history("api", 10, revision)
-        .current()
-        .expect("is in force")
-        .spec()
-        .clone();
-    let limit = spec.limit;
-    spec.overrides = (0..4000)
-        .map(|n| OverrideSpec {
-            key: vec![format!("{n:0>100}")],
-            limit,
-        })
-        .collect();
-    let large = PolicyHistory::create(spec, revision).expect("legal");
-    let write = PolicyWrite {
-        expected: None,
-        revision,
-        history: large.clone(),
-    };
-    store.put_policy(&write).expect("is new");
+    let mut stored = Vec::new();
+    for policy in 10..22 {
+        let revision = store.next_revision().expect("reads");
+        let history = large_history(&format!("api-{policy}"), revision);
+        let write = PolicyWrite {
+            expected: None,
+            revision,
+            history: history.clone(),
+        };
+        store.put_policy(&write).expect("is new");
+        stored.push(history);
+    }
     drop(store);
     let blobs = directory.path().join("sled").join("blobs");
     assert!(
         fs::read_dir(blobs).expect("lists").count() > 0,
-        "it lies in a file of its own"
+        "the page lies in a file of its own"
     );
     let mut store = open(directory.path()).expect("opens");
-    assert_eq!(store.policies().expect("reads")[0].history, large);
+    let policies = store.policies().expect("reads");
+    let found: Vec<_> = policies.into_iter().map(|policy| policy.history).collect();
+    assert_eq!(found, stored);
+}
+
+/// A policy of about 50 kB.
+fn large_history(name: &str, version: PolicyVersion) -> PolicyHistory {
+    let small = history(name, 10, version);
+    let mut spec = small.current().expect("is in force").spec().clone();
+    let limit = spec.limit;
+    spec.overrides = (0..230)
+        .map(|n| OverrideSpec {
+            key: vec![format!("{n:0>200}")],
+            limit,
+        })
+        .collect();
+    PolicyHistory::create(spec, version).expect("legal")
 }
 
 /// Not a test by itself: commits one batch between two marks that can be told in a trace.
