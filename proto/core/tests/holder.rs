@@ -247,6 +247,26 @@ fn an_idle_lease_is_released_with_final_counters() {
 }
 
 #[test]
+fn tokens_that_cross_a_release_are_given_back_too() {
+    let mut rig = Rig::leased(20);
+    rig.pass(Term::from_seconds(2));
+    let (number, release) = rig.one();
+    assert!(release.release);
+    // Decided before the release arrived.
+    rig.answer(
+        number,
+        &release,
+        Some(grant(1, 25, TEN)),
+        Status::Recall { keep: tokens(0) },
+    );
+    assert_eq!(rig.left(), 0, "the lease's counters were called final");
+    rig.answer(number, &release, None, DONE);
+    let (_, again) = rig.one();
+    assert!(again.release);
+    assert_eq!((again.spent, again.returned), (tokens(0), tokens(25)));
+}
+
+#[test]
 fn an_idle_holder_keeps_its_warm_floor_until_the_lease_ends() {
     let mut rig = Rig::new(4);
     rig.input(Input::Connected);
