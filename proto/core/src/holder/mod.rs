@@ -9,8 +9,8 @@
 //! [`Holder::poll_transmit`] while its stream has room and [`Holder::poll_event`] always, and
 //! calls `handle` with [`Input::Tick`] at [`Holder::next_deadline`].
 //!
-//! Where one renewal is decided: [`purpose`] says whether a slot has something to say and makes
-//! the request, [`transmit`] batches and dates it, [`answer`] takes what comes back, [`merge`]
+//! Where one renewal is decided: `purpose` says whether a slot has something to say and makes
+//! the request, `transmit` batches and dates it, `answer` takes what comes back, `merge`
 //! turns a grant into spendable tokens.
 
 mod anchors;
