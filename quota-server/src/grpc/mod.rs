@@ -106,13 +106,18 @@ pub(crate) async fn serve(
         metrics,
         message_bytes_max,
     };
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(wire::FILE_DESCRIPTOR_SET)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()
-        .expect("the compiled schema is a legal descriptor set");
+    let schema = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(wire::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let legal = "the compiled schema is a legal descriptor set";
+    let reflection = schema().build_v1().expect(legal);
+    // What older tools ask for.
+    let reflection_alpha = schema().build_v1alpha().expect(legal);
     let routes = Routes::new(health_service)
         .add_service(reflection)
+        .add_service(reflection_alpha)
         .add_service(
             AllocatorServer::new(allocator)
                 .max_decoding_message_size(message_bytes_max)

@@ -19,6 +19,8 @@ pub(crate) mod policies;
 pub(crate) mod readiness;
 pub(crate) mod route;
 pub(crate) mod shard;
+#[cfg(test)]
+mod shard_tests;
 pub(crate) mod streams;
 mod tenure;
 pub(crate) mod totals;

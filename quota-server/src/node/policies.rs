@@ -146,7 +146,7 @@ pub(crate) struct Changed {
 pub(crate) enum ChangeRefused {
     /// The spec breaks a rule.
     #[error(transparent)]
-    Invalid(PolicyError),
+    Invalid(Box<PolicyError>),
     /// The kind is laid out, but not served yet.
     #[error("kind {kind:?} is not served by this version; token buckets are")]
     KindNotServed { kind: Kind },
@@ -162,7 +162,10 @@ pub(crate) enum ChangeRefused {
     },
     /// A living policy cannot be changed so.
     #[error("{error}")]
-    NotAllowed { id: PolicyId, error: ChangeError },
+    NotAllowed {
+        id: PolicyId,
+        error: Box<ChangeError>,
+    },
     /// There are too many.
     #[error("there are {POLICIES_MAX} policies already: delete some")]
     TooMany,
@@ -533,10 +536,10 @@ fn changed_history(
     let history = snapshot.entries.get(&id).map(|entry| &entry.history);
     let current = history.and_then(PolicyHistory::current);
     let refused = |error| match error {
-        ChangeError::Invalid(error) => ChangeRefused::Invalid(error),
+        ChangeError::Invalid(error) => ChangeRefused::Invalid(Box::new(error)),
         error => ChangeRefused::NotAllowed {
             id: id.clone(),
-            error,
+            error: Box::new(error),
         },
     };
     match change {
@@ -555,7 +558,7 @@ fn changed_history(
             match (history, current) {
                 (None, _) => PolicyHistory::create(spec, revision)
                     .map(Some)
-                    .map_err(ChangeRefused::Invalid),
+                    .map_err(|error| ChangeRefused::Invalid(Box::new(error))),
                 (Some(history), None) => {
                     history.recreate(spec, revision).map(Some).map_err(refused)
                 }
@@ -574,7 +577,8 @@ pub(crate) async fn store_first(
 ) -> Result<(), ChangeRefused> {
     for spec in specs {
         let revision = store.next_revision().await.map_err(not_stored)?;
-        let history = PolicyHistory::create(spec, revision).map_err(ChangeRefused::Invalid)?;
+        let history = PolicyHistory::create(spec, revision)
+            .map_err(|error| ChangeRefused::Invalid(Box::new(error)))?;
         let write = PolicyWrite {
             expected: None,
             revision,

@@ -122,6 +122,18 @@ impl ShardTask {
             }
         }
         self.setup.readiness.set(self.shard, ShardState::Stopped);
+        self.turn_out();
+    }
+
+    /// Ends every stream and call that came too late to be served.
+    fn turn_out(&mut self) {
+        self.inbox.close();
+        while let Ok(event) = self.inbox.try_recv() {
+            self.turn_away(event);
+        }
+        for (_, outbox) in self.turned_away.drain() {
+            outbox.end(Some(quota_wire::status::draining()));
+        }
     }
 
     fn down(&self, why: String) {

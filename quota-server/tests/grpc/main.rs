@@ -1,0 +1,8 @@
+//! The server over real gRPC, on a real store: what holders, callers and administrators see.
+
+mod abuse;
+mod admin;
+mod restart;
+mod single;
+mod stream;
+mod support;
