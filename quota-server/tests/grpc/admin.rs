@@ -256,6 +256,52 @@ async fn when_a_change_is_acknowledged_every_grant_follows_it() {
     server.shutdown().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_policy_was_is_forgotten_when_nothing_of_it_can_be_live() {
+    let dir = tempdir().expect("a directory");
+    let server = start(dir.path()).await;
+    let mut admin = admin(&server).await;
+    // Full again within a millisecond, leases of a tenth of a second.
+    let brief = |key: &str, tokens| {
+        let limit = LimitSpec::new(tokens, Term::from_millis(1));
+        let mut spec = PolicySpec::new("brief", &[key], limit);
+        spec.lease.term_max = Term::from_millis(100).into();
+        spec
+    };
+    let revision = async || stats(&server).await.policy_revision;
+    admin
+        .put_policy(put(&brief("tenant", 20), None))
+        .await
+        .expect("new");
+    let lowered = admin
+        .put_policy(put(&brief("tenant", 10), None))
+        .await
+        .expect("lowered")
+        .into_inner();
+    // The history is stored anew without the former version; the policy keeps its own.
+    until(async || revision().await > lowered.version).await;
+    let kept = admin.get_policy(get("brief")).await.expect("it is there");
+    assert_eq!(kept.into_inner().version, lowered.version);
+    let mut holder = Holder::connect(&server, 7).await;
+    holder.introduce(1, bucket("brief", &["t1"])).await;
+    let grant = granted(&holder.ask(want(1, 1, 1)).await);
+    assert_eq!(grant.version.get(), lowered.version);
+
+    // A deleted policy keeps its key for as long as its leases may be live, and no longer.
+    admin
+        .delete_policy(delete("brief", None))
+        .await
+        .expect("it is there");
+    let other = put(&brief("route", 10), None);
+    let status = admin
+        .put_policy(other.clone())
+        .await
+        .expect_err("too early");
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    until(async || admin.clone().put_policy(other.clone()).await.is_ok()).await;
+    server.shutdown().await;
+}
+
 async fn next(
     parts: &mut UpdateParts,
     updates: &mut Streaming<wire::PolicyUpdate>,

@@ -219,3 +219,69 @@ async fn readiness_is_shown_over_http() {
     assert_eq!(http(&server, "/nothing").await.0, 404);
     server.shutdown().await;
 }
+
+/// Says how long a start with a million reserved buckets takes: run with `--release --ignored
+/// --nocapture`.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "writes a million records first"]
+async fn a_start_with_a_million_records() {
+    use quota_core::id::{PolicyVersion, ShardId};
+    use quota_core::record::{Reservation, ReservationWrite, Stamp};
+    use quota_server::clock;
+    use quota_server::store::sled::{SledOptions, SledStore};
+    use quota_server::store::{ShardWrite, Store};
+
+    const SHARDS: u32 = 4;
+    let dir = tempdir().expect("a directory");
+    // The demonstration policies are stored by a first start.
+    start(dir.path()).await.shutdown().await;
+    let mut store = SledStore::open(&SledOptions::new(dir.path())).expect("it opens");
+    let mut of_shard = vec![Vec::new(); 4];
+    for tenant in 0..1_000_000 {
+        let bucket = bucket("reports", &[format!("tenant-{tenant}")]);
+        let shard = usize::try_from(bucket.shard(SHARDS).get()).expect("small");
+        let reservation = Reservation {
+            version: PolicyVersion::new(4),
+            used: Tokens::new(100),
+            exposure: Tokens::new(20),
+            stamp: Stamp {
+                boot: clock::boot_id(),
+                at: clock::now(),
+            },
+        };
+        of_shard[shard].push(ReservationWrite {
+            bucket,
+            reservation: Some(reservation),
+        });
+    }
+    for (shard, records) in (0..).zip(of_shard) {
+        let shard = ShardId::new(shard);
+        let epoch = store.claim(shard).expect("it claims").epoch;
+        for (number, records) in (1..).zip(records.chunks(5000)) {
+            let records = records.to_vec();
+            let write = ShardWrite {
+                shard,
+                epoch,
+                number,
+                records,
+            };
+            assert!(store.write(&[write])[0].is_ok());
+        }
+    }
+    drop(store);
+    let begun = clock::now();
+    let server = start(dir.path()).await;
+    println!(
+        "started in {} ms",
+        clock::now().since(begun).as_millis_ceil()
+    );
+    assert_eq!(stats(&server).await.buckets, 1_000_000);
+    let seen = inspect(&server, &bucket("reports", &["tenant-7"])).await;
+    assert!(seen.available >= 900 && seen.ghost == 20, "{seen:?}");
+    let begun = clock::now();
+    server.shutdown().await;
+    println!(
+        "handed over in {} ms",
+        clock::now().since(begun).as_millis_ceil()
+    );
+}
