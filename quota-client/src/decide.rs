@@ -14,6 +14,7 @@ use quota_core::key::BucketAddress;
 use quota_core::policy::FirstTouch;
 use quota_core::time::Timestamp;
 use quota_core::tokens::Tokens;
+use smallvec::SmallVec;
 
 use crate::clock;
 use crate::decision::{Decision, Outcome, Reason, Subject};
@@ -153,42 +154,7 @@ impl Short {
     }
 }
 
-/// A list that stays on the stack while it is short.
-struct Claims<'a> {
-    inline: [Option<Claim<'a>>; INLINE],
-    spilled: Vec<Option<Claim<'a>>>,
-    len: usize,
-}
-
-impl<'a> Claims<'a> {
-    const fn new() -> Self {
-        Self {
-            inline: [None; INLINE],
-            spilled: Vec::new(),
-            len: 0,
-        }
-    }
-
-    fn push(&mut self, claim: Claim<'a>) {
-        if self.len < INLINE {
-            self.inline[self.len] = Some(claim);
-        } else {
-            if self.len == INLINE {
-                self.spilled.extend(self.inline);
-            }
-            self.spilled.push(Some(claim));
-        }
-        self.len += 1;
-    }
-
-    fn as_mut(&mut self) -> &mut [Option<Claim<'a>>] {
-        if self.len <= INLINE {
-            &mut self.inline[..self.len]
-        } else {
-            &mut self.spilled
-        }
-    }
-}
+type Claims<'a> = SmallVec<[Claim<'a>; INLINE]>;
 
 impl Shared {
     /// One attempt over all policies that match. Counts nothing but roll-backs.
@@ -205,11 +171,12 @@ impl Shared {
         if !rules.known {
             return self.refusal_without_policy(Reason::Unreachable, Wait::Change);
         }
-        let Ok(matches) = rules.set().matches(dimensions) else {
+        let Ok(mut matches) = rules.set().matches(dimensions) else {
             return self.refusal_without_policy(Reason::InvalidKey, Wait::Never);
         };
         let mut claims = Claims::new();
-        for found in matches {
+        // By reference: the iterator is large to move.
+        for found in matches.by_ref() {
             let (index, rule) = rules.rule(&found);
             let values = found.values();
             let bytes = values.iter().map(|value| value.as_bytes());
@@ -231,18 +198,24 @@ impl Shared {
                 key,
             })
         };
-        self.admit(claims.as_mut(), &address, mood)
+        if let [claim] = &mut claims[..] {
+            claim.found = self.table.find(claim.fingerprint);
+            if let Some(decision) = self.spend(claim) {
+                return Attempt::Admitted(decision);
+            }
+        }
+        self.admit(&mut claims, &address, mood)
     }
 
     /// One attempt over these claims. `address` names the bucket of a claim by its index.
     #[inline]
     pub(crate) fn admit<'a, 'c: 'a>(
         &'c self,
-        claims: &mut [Option<Claim<'a>>],
+        claims: &mut [Claim<'a>],
         address: &dyn Fn(usize) -> Option<BucketAddress>,
         mood: Mood,
     ) -> Attempt<'c> {
-        for claim in claims.iter_mut().flatten() {
+        for claim in claims.iter_mut() {
             if claim.found.is_none() {
                 claim.found = self.table.find(claim.fingerprint);
             }
@@ -250,11 +223,14 @@ impl Shared {
         let mut apart = Apart::default();
         // First only those that seem to be short: what will be refused is then mostly refused
         // before anything was debited.
-        for look_only in [true, false] {
+        let passes: &[bool] = if claims.len() > 1 {
+            &[true, false]
+        } else {
+            &[false]
+        };
+        for &look_only in passes {
             for place in 0..claims.len() {
-                let Some(claim) = &mut claims[place] else {
-                    continue;
-                };
+                let claim = &mut claims[place];
                 if !matches!(claim.state, State::Open) || (look_only && claim.has_enough()) {
                     continue;
                 }
@@ -267,9 +243,7 @@ impl Shared {
         }
         let now = Tick::at(clock::now());
         for place in 0..claims.len() {
-            let Some(claim) = &mut claims[place] else {
-                continue;
-            };
+            let claim = &mut claims[place];
             let (State::Debited(debit), Some(found)) = (claim.state, claim.found) else {
                 continue;
             };
@@ -289,6 +263,33 @@ impl Shared {
             }
         }
         self.admitted(claims, apart)
+    }
+
+    /// The plain case of one claim with a lease that carries it; `None` leaves everything else to
+    /// [`Shared::admit`].
+    #[inline]
+    pub(crate) fn spend<'c>(&'c self, claim: &Claim<'_>) -> Option<Decision<'c>> {
+        let found = claim.found?;
+        if claim.cost > claim.limit.cost_max {
+            return None;
+        }
+        let debit = found.debit(claim.cost).ok()?;
+        if debit.renew() {
+            self.signal(Signal::Touched(found.slot));
+        }
+        let remaining = debit.remaining();
+        match found.confirm(debit, Tick::at(clock::now())) {
+            Ok(_) => {
+                let subject = self.subject(claim, remaining);
+                Some(Decision::allowed(Outcome::Allowed, Some(subject)))
+            }
+            Err(ended) => {
+                if ended.renew {
+                    self.signal(Signal::Touched(found.slot));
+                }
+                None
+            }
+        }
     }
 
     /// Debits one claim, or says why not. Gives the key a place if it has none.
@@ -425,14 +426,11 @@ impl Shared {
         }
     }
 
-    fn admitted<'c>(&'c self, claims: &[Option<Claim<'_>>], apart: Apart) -> Attempt<'c> {
-        let tightest = claims
-            .iter()
-            .flatten()
-            .min_by_key(|claim| match claim.state {
-                State::Spent(_, remaining) => remaining,
-                _ => Tokens::new(u64::MAX),
-            });
+    fn admitted<'c>(&'c self, claims: &[Claim<'_>], apart: Apart) -> Attempt<'c> {
+        let tightest = claims.iter().min_by_key(|claim| match claim.state {
+            State::Spent(_, remaining) => remaining,
+            _ => Tokens::new(u64::MAX),
+        });
         let subject = tightest.map(|claim| {
             let remaining = match claim.state {
                 State::Spent(_, remaining) => remaining,
@@ -455,12 +453,12 @@ impl Shared {
     #[cold]
     fn refuse<'c>(
         &'c self,
-        claims: &mut [Option<Claim<'_>>],
+        claims: &mut [Claim<'_>],
         refusing: usize,
         short: Short,
     ) -> Attempt<'c> {
         let now = Tick::at(clock::now());
-        for claim in claims.iter_mut().flatten() {
+        for claim in claims.iter_mut() {
             let Some(found) = claim.found else { continue };
             let restored = match claim.state {
                 State::Open | State::Passed => continue,
@@ -485,7 +483,7 @@ impl Shared {
                 1,
             );
         }
-        let claim = claims[refusing].as_ref().expect("it has just refused");
+        let claim = &claims[refusing];
         let held = claim.found.map_or(Tokens::ZERO, |found| {
             let view = found.entry.cell().view();
             if view.live(now) {
@@ -545,3 +543,6 @@ impl Apart {
         false
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -274,11 +274,10 @@ impl Driver {
     }
 
     fn send(&mut self) {
+        let keys_max = self.connection.keys_max();
         let Some(up) = self.connection.up() else {
             return;
         };
-        let keys_max = u64::from(up.welcome.limits.keys_max);
-        let items_max = usize::try_from(up.welcome.limits.items_max).unwrap_or(usize::MAX);
         let mut full = false;
         while let Ok(place) = up.outbox.try_reserve() {
             // Read after the place is sure: the message dates grants by this instant.
@@ -286,12 +285,8 @@ impl Driver {
             let Some(message) = self.holder.poll_transmit(now, &self.shared.table) else {
                 break;
             };
-            debug_assert!(
-                message.requests.len() <= items_max,
-                "batches are far smaller"
-            );
             self.introduced += u64::try_from(message.introductions.len()).unwrap_or(u64::MAX);
-            full |= self.introduced >= keys_max.saturating_sub(4_096);
+            full |= self.introduced >= keys_max;
             if !message.requests.is_empty() {
                 self.due_since.get_or_insert(now);
             }
@@ -360,9 +355,9 @@ impl Driver {
             News::Failed { seed, error } => {
                 // Once for each outage, not once for each attempt.
                 if self.shared.link() != Link::Down {
-                    let source = std::error::Error::source(&error).map(ToString::to_string);
+                    let because = because(&error);
                     tracing::warn!(
-                        seed, %error, source,
+                        seed, %error, because,
                         "the authority is out of reach; policies decide by `on_outage` until it is back"
                     );
                 }
@@ -393,6 +388,12 @@ impl Driver {
             server_version = welcome.server_version,
             "connected to an authority"
         );
+        if welcome.limits.keys_max < self.shared.table.capacity() {
+            tracing::warn!(
+                keys_max = welcome.limits.keys_max,
+                "the authority takes fewer keys on a stream than this client may hold"
+            );
+        }
         self.due_since = None;
         self.introduced = 0;
         self.shared.note_heard(now);
@@ -486,4 +487,11 @@ impl Driver {
         let closing = closing.map(|closing| closing.deadline.since(now));
         [due, closing].into_iter().flatten().fold(poll, Term::min)
     }
+}
+
+/// What lies behind an error, down to its root.
+fn because(error: &dyn std::error::Error) -> String {
+    let sources = std::iter::successors(error.source(), |error| error.source());
+    let sources: Vec<_> = sources.map(ToString::to_string).collect();
+    sources.join(": ")
 }

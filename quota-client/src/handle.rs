@@ -86,8 +86,9 @@ impl Handle {
     }
 
     /// Takes `cost` tokens, waiting for them up to `within`, under the same rules as
-    /// [`crate::QuotaClient::check_within`]. Callers that wait are served in the order in which
-    /// they came. Dropping the future takes nothing.
+    /// [`crate::QuotaClient::check_within`]. Callers that wait are woken in the order in which
+    /// they came; one that does not have to wait may be faster. Dropping the future takes
+    /// nothing.
     pub async fn acquire(&self, cost: u64, within: Duration) -> Decision<'_> {
         let attempt = |mood| self.attempt(Tokens::new(cost), mood);
         self.shared.wait(within, attempt).await
@@ -132,15 +133,18 @@ impl Handle {
         );
         let hint = bucket.hint.load(Relaxed);
         claim.found = shared.table.find_at(Slot::new(hint), bucket.fingerprint);
+        if let Some(decision) = shared.spend(&claim) {
+            return Attempt::Admitted(decision);
+        }
         let address = |_| {
             Some(BucketAddress {
                 policy: self.policy.clone(),
                 key: bucket.key.clone(),
             })
         };
-        let mut claims = [Some(claim)];
+        let mut claims = [claim];
         let attempt = shared.admit(&mut claims, &address, mood);
-        let found = claims[0].and_then(|claim| claim.found);
+        let found = claims[0].found;
         if let Some(slot) = found.map(|found| found.slot.index())
             && slot != hint
         {

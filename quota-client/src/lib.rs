@@ -1,4 +1,47 @@
-//! Quota's embedded client.
+//! Quota's embedded client: decides from leases that it holds, and keeps them supplied.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::time::Duration;
+//! use quota_client::{Config, QuotaClient};
+//!
+//! let quota = QuotaClient::connect(Config::new(["http://127.0.0.1:7070"])).await?;
+//! let dimensions = [("tenant", "t1"), ("route", "/search")];
+//! let decision = quota.check_within(&dimensions, Duration::from_millis(50)).await;
+//! if !decision.is_allowed() {
+//!     println!("{} {:?}", decision.status(), decision.header_fields());
+//! }
+//! let handle = quota.bucket("api", &[("api_key", "k1")]);
+//! if handle.try_acquire(1).is_allowed() { /* serve it */ }
+//! quota.close(Duration::from_secs(2)).await;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! - [`QuotaClient`]: made once; checks requests against all policies that match them
+//! - [`Handle`]: one bucket, looked up once
+//! - [`Decision`]: what was decided, why, and the HTTP fields that say so
+//! - [`Config`], [`Stats`], [`Link`]: making a client and watching it
+//! - [`clock`]: the clock that leases are counted on
+//!
+//! # What it guarantees
+//!
+//! It never spends a token that was not granted to it for that very bucket, nor one whose term is
+//! over, except where a policy says so by name; those are counted apart ([`Stats`]). A decision
+//! never takes longer than its caller allows, whatever the authority does. While the authority is
+//! out of reach, leases are spent until their terms end; then `on_outage` decides. A key whose
+//! authority is merely overloaded is treated as one out of reach.
+//!
+//! # Memory
+//!
+//! At start, one 64-byte entry for each of `keys_max / 0.9` keys: 71 bytes per key, and that is
+//! all that decisions touch. For each key in use the background task keeps about half a kilobyte
+//! beside it, the bytes of the key twice and those of its policy's name. Waiting callers and signals are bounded.
+//!
+//! # Not yet
+//!
+//! `on_outage = "local"` acts as `closed`; `first_touch = "admit"` acts as `wait`; the action
+//! `defer` acts as `reject`, with the caller's own deadline. Each is the stricter reading.
 
 pub mod clock;
 

@@ -9,9 +9,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use quota_core::holder::{INTRODUCTIONS_MAX, REQUESTS_MAX};
 use quota_core::id::Incarnation;
 use quota_core::time::Timestamp;
-use quota_wire::convert::handshake::{Hello, SPOKEN, Welcome, decode_welcome};
+use quota_wire::convert::handshake::{Hello, SPOKEN, StreamLimits, Welcome, decode_welcome};
 use quota_wire::convert::stream::{encode_hello, open_welcome};
 use quota_wire::limits::MESSAGE_BYTES_MAX;
 use quota_wire::proto as wire;
@@ -44,6 +45,10 @@ pub(crate) enum OpenError {
     Malformed(#[from] quota_wire::Malformed),
     #[error("no answer within {0:?}")]
     Timeout(Duration),
+    #[error(
+        "the authority takes {0:?} on a stream, which is less than one of this client's messages"
+    )]
+    Limits(StreamLimits),
 }
 
 /// A stream that is up.
@@ -156,6 +161,13 @@ impl Connection {
         }
     }
 
+    /// How many keys may be introduced on the present stream before another should be opened, with
+    /// room for the message that is under way.
+    pub(crate) fn keys_max(&mut self) -> u64 {
+        let keys_max = self.up().map_or(u32::MAX, |up| up.welcome.limits.keys_max);
+        u64::from(keys_max).saturating_sub(INTRODUCTIONS_MAX as u64)
+    }
+
     /// Gives the stream up, if there is one, and connects again after a short pause, to the next
     /// seed.
     pub(crate) fn drop_stream(&mut self) {
@@ -233,6 +245,13 @@ async fn within(
     outcome.unwrap_or(Err(OpenError::Timeout(limit)))
 }
 
+fn takes_full_messages(limits: &StreamLimits) -> bool {
+    let least = |limit: u32, needed: usize| usize::try_from(limit).is_ok_and(|l| l >= needed);
+    least(limits.items_max, REQUESTS_MAX)
+        && least(limits.introductions_max, INTRODUCTIONS_MAX)
+        && least(limits.keys_max, 4 * INTRODUCTIONS_MAX)
+}
+
 async fn open(seed: String, endpoint: Endpoint, hello: Hello) -> Result<Up, OpenError> {
     let channel = endpoint.connect().await?;
     let mut client =
@@ -246,6 +265,9 @@ async fn open(seed: String, endpoint: Endpoint, hello: Hello) -> Result<Up, Open
         .into_inner();
     let first = inbox.message().await?.ok_or(OpenError::Ended)?;
     let welcome = decode_welcome(open_welcome(first)?, SPOKEN)?;
+    if !takes_full_messages(&welcome.limits) {
+        return Err(OpenError::Limits(welcome.limits));
+    }
     Ok(Up {
         seed,
         welcome,
@@ -254,4 +276,60 @@ async fn open(seed: String, endpoint: Endpoint, hello: Hello) -> Result<Up, Open
         channel,
         watcher: None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connection(backoff_max: Duration) -> Connection {
+        let mut config = Config::new(["http://127.0.0.1:1", "http://127.0.0.1:2"]);
+        config.backoff_max = backoff_max;
+        Connection::new(&config, Incarnation::new(1), 7).expect("good seeds")
+    }
+
+    #[test]
+    fn pauses_grow_to_their_longest_and_are_jittered() {
+        let longest = Duration::from_secs(5);
+        let mut connection = connection(longest);
+        let mut pauses = Vec::new();
+        for _ in 0..100 {
+            let before = clock::now();
+            connection.pause();
+            let Stage::Pausing { until } = connection.stage else {
+                panic!("it pauses")
+            };
+            pauses.push(clock::duration(until.since(before)));
+        }
+        // A little is added by the time that the call itself takes.
+        let slack = Duration::from_millis(500);
+        assert!(pauses[0] >= BACKOFF_FIRST / 2 && pauses[0] <= BACKOFF_FIRST + slack);
+        for pause in &pauses[20..] {
+            assert!((longest / 2..=longest + slack).contains(pause), "{pause:?}");
+        }
+        pauses[20..].sort_unstable();
+        pauses.dedup();
+        assert!(pauses.len() > 90, "hardly any two are alike");
+    }
+
+    #[test]
+    fn a_seed_that_is_no_address_is_refused() {
+        let config = Config::new(["not an address"]);
+        let refused = Connection::new(&config, Incarnation::new(1), 7).map(|_| ());
+        assert!(matches!(refused, Err(ConfigError::Seed { .. })));
+    }
+
+    #[test]
+    fn limits_below_one_message_are_refused() {
+        let good = StreamLimits::default();
+        assert!(takes_full_messages(&good));
+        assert!(!takes_full_messages(&StreamLimits {
+            items_max: 10,
+            ..good
+        }));
+        assert!(!takes_full_messages(&StreamLimits {
+            keys_max: 10,
+            ..good
+        }));
+    }
 }

@@ -75,7 +75,7 @@ async fn an_exhausted_quota_is_refused_at_once_with_the_time_to_come_back() {
     assert_eq!(client.stats().allowed, 3);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn many_policies_admit_all_or_nothing() {
     let authority = Authority::start(&[policy("plenty"), policy("scarce")]);
     authority.state().budgets.insert("scarce".to_owned(), 200);

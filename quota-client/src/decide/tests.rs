@@ -1,0 +1,186 @@
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use quota_core::cell::Rise;
+use quota_core::id::PolicyVersion;
+use quota_core::policy::{LimitSpec, Policy, PolicySpec};
+use quota_core::time::Term;
+
+use super::*;
+use crate::config::Config;
+use crate::rules::Rules;
+
+const T1: [(&str, &str); 1] = [("tenant", "t1")];
+
+/// A client without a driver: the tests install leases themselves.
+struct Rig {
+    shared: Arc<Shared>,
+    signals: Receiver<Signal>,
+}
+
+impl Rig {
+    /// Policies by tenant, each with a slot for `t1`, in the order of their names.
+    fn new(names: &[&str]) -> (Self, Vec<Slot>) {
+        let mut config = Config::new(["http://127.0.0.1:1"]);
+        config.keys_max = 100;
+        let (shared, signals) = Shared::new(config, (1, 2));
+        let policies = names.iter().map(|name| {
+            let limit = LimitSpec::new(1_000_000, Term::from_seconds(1));
+            let spec = PolicySpec::new(name, &["tenant"], limit);
+            Arc::new(Policy::parse(spec, PolicyVersion::new(1)).expect("a good policy"))
+        });
+        let rules = Rules::new(1, true, policies, &shared.names, &shared.key).expect("a set");
+        shared.set_rules(rules);
+        shared.set_link(Link::Up);
+        let rig = Self { shared, signals };
+        // Each refusal gives one more key its place.
+        let mut slots = Vec::new();
+        while slots.len() < names.len() {
+            assert!(matches!(rig.attempt(), Attempt::Refused(_)));
+            let opened = rig.signals.try_iter().filter_map(|signal| match signal {
+                Signal::Open(opening) => Some(opening.slot),
+                _ => None,
+            });
+            let opened: Vec<_> = opened.collect();
+            for slot in &opened {
+                rig.install(*slot, 1, Term::from_seconds(60));
+            }
+            slots.extend(opened);
+        }
+        (rig, slots)
+    }
+
+    fn install(&self, slot: Slot, tokens: u64, term: Term) {
+        let deadline = Tick::at(clock::now() + term);
+        let cell = self.shared.table.entry(slot).cell();
+        let installed = cell.install(Tokens::new(tokens), deadline, Rise::Within);
+        installed.expect("few leases are installed");
+        self.shared
+            .table
+            .entry(slot)
+            .note(Status::Granted, Timestamp::ZERO);
+    }
+
+    fn tokens(&self, slot: Slot) -> u64 {
+        self.shared.table.entry(slot).cell().view().tokens.get()
+    }
+
+    fn attempt(&self) -> Attempt<'_> {
+        self.shared.attempt(&T1, None, Mood::Hasty)
+    }
+
+    fn rollbacks(&self) -> (u64, u64) {
+        let stats = self.shared.stats();
+        (stats.rollbacks, stats.rollbacks_lost)
+    }
+}
+
+fn refused_by<'c>(attempt: &Attempt<'c>) -> Option<&'c str> {
+    match attempt {
+        Attempt::Admitted(_) => None,
+        Attempt::Refused(refused) => refused.decision.policy().map(|id| id.name.as_str()),
+    }
+}
+
+#[test]
+fn every_policy_is_debited_once() {
+    let (rig, slots) = Rig::new(&["a", "b", "c"]);
+    for slot in &slots {
+        rig.install(*slot, 10, Term::from_seconds(60));
+    }
+    assert!(matches!(rig.attempt(), Attempt::Admitted(_)));
+    assert_eq!(
+        slots
+            .iter()
+            .map(|slot| rig.tokens(*slot))
+            .collect::<Vec<_>>(),
+        [9, 9, 9]
+    );
+}
+
+#[test]
+fn a_policy_that_is_short_is_seen_before_any_is_debited() {
+    let (rig, slots) = Rig::new(&["a", "b", "c"]);
+    rig.install(slots[0], 10, Term::from_seconds(60));
+    rig.install(slots[1], 10, Term::from_seconds(60));
+    rig.install(slots[2], 0, Term::from_seconds(60));
+    assert_eq!(refused_by(&rig.attempt()), Some("c"));
+    assert_eq!((rig.tokens(slots[0]), rig.tokens(slots[1])), (10, 10));
+    assert_eq!(rig.rollbacks(), (0, 0));
+}
+
+#[test]
+fn what_was_debited_comes_back_when_a_lease_turns_out_to_be_over() {
+    let (rig, slots) = Rig::new(&["a", "b", "c"]);
+    rig.install(slots[0], 10, Term::from_seconds(60));
+    // Over before it is spent, which only the reading of the clock after the debits shows.
+    rig.install(slots[1], 10, Term::ZERO);
+    rig.install(slots[2], 10, Term::from_seconds(60));
+    assert_eq!(refused_by(&rig.attempt()), Some("b"));
+    assert_eq!((rig.tokens(slots[0]), rig.tokens(slots[2])), (10, 10));
+    assert_eq!(rig.rollbacks(), (2, 0));
+}
+
+#[test]
+fn racing_requests_are_admitted_all_or_nothing() {
+    const PLENTY: u64 = 100_000_000;
+    const SCARCE: u64 = 20_000;
+    let (rig, slots) = Rig::new(&["plenty", "scarce"]);
+    rig.install(slots[0], PLENTY, Term::from_seconds(600));
+    rig.install(slots[1], SCARCE, Term::from_seconds(600));
+    let shared = &rig.shared;
+    let admitted: u64 = std::thread::scope(|scope| {
+        let spender = || {
+            let mut admitted = 0;
+            let mut refused = 0;
+            while refused < 100 {
+                match shared.attempt(&T1, None, Mood::Hasty) {
+                    Attempt::Admitted(_) => admitted += 1,
+                    Attempt::Refused(_) => refused += 1,
+                }
+            }
+            admitted
+        };
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(spender)).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("no panic"))
+            .sum()
+    });
+    assert_eq!(admitted, SCARCE, "neither more nor less");
+    assert_eq!(
+        rig.rollbacks().1,
+        0,
+        "nobody has reported or renewed meanwhile"
+    );
+    assert_eq!(rig.tokens(slots[0]), PLENTY - SCARCE);
+}
+
+#[test]
+fn a_request_with_more_policies_than_usual_is_decided_alike() {
+    let names: Vec<String> = (0..20).map(|number| format!("p{number:02}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let (rig, slots) = Rig::new(&names);
+    for slot in &slots {
+        rig.install(*slot, 2, Term::from_seconds(60));
+    }
+    assert!(matches!(rig.attempt(), Attempt::Admitted(_)));
+    rig.install(slots[19], 0, Term::from_seconds(60));
+    assert_eq!(refused_by(&rig.attempt()), Some("p19"));
+    assert!(slots[..19].iter().all(|slot| rig.tokens(*slot) == 1));
+}
+
+#[test]
+fn the_renewal_of_a_key_is_asked_for_once() {
+    let (rig, slots) = Rig::new(&["a"]);
+    rig.install(slots[0], 1, Term::from_seconds(60));
+    let _earlier: Vec<_> = rig.signals.try_iter().collect();
+    for _ in 0..10 {
+        let _any = rig.attempt();
+    }
+    let touched = rig
+        .signals
+        .try_iter()
+        .filter(|signal| matches!(signal, Signal::Touched(_)));
+    assert_eq!(touched.count(), 1);
+}
