@@ -76,7 +76,9 @@ pub fn run(
             });
         }
     });
-    let mut verdict = verdict.into_inner().expect("no thread panics with the lock held");
+    let mut verdict = verdict
+        .into_inner()
+        .expect("no thread panics with the lock held");
     verdict.violations.sort_by_key(|broken| broken.seed);
     verdict
 }
@@ -90,9 +92,20 @@ impl Verdict {
         }
         self.coverage.merge(&outcome.coverage);
         self.hash = self.hash.wrapping_add(outcome.hash);
-        if let Some(Failure { invariant, at, what }) = outcome.failure {
+        if let Some(Failure {
+            invariant,
+            at,
+            what,
+        }) = outcome.failure
+        {
             let replay = replay_command(seed);
-            self.violations.push(Broken { seed, invariant, at, what, replay });
+            self.violations.push(Broken {
+                seed,
+                invariant,
+                at,
+                what,
+                replay,
+            });
         }
     }
 }

@@ -46,14 +46,24 @@ enum Command {
 }
 
 fn main() -> anyhow::Result<ExitCode> {
-    let Command::Safety { seeds, first, seed, trace, json, threads } = Arguments::parse().command;
+    let Command::Safety {
+        seeds,
+        first,
+        seed,
+        trace,
+        json,
+        threads,
+    } = Arguments::parse().command;
     // A panic of the core is a verdict, reported with its seed.
     if !trace {
         std::panic::set_hook(Box::new(|_| {}));
     }
     if let Some(seed) = seed.filter(|_| trace) {
         let outcome = world::run(seed, Sabotage::None, true);
-        println!("seed {seed}: {} events, trace hash {:016x}", outcome.events, outcome.hash);
+        println!(
+            "seed {seed}: {} events, trace hash {:016x}",
+            outcome.events, outcome.hash
+        );
         if let Some(failure) = &outcome.failure {
             println!("VIOLATED: {} ({})", failure.invariant, failure.what);
             return Ok(ExitCode::FAILURE);
@@ -74,7 +84,11 @@ fn main() -> anyhow::Result<ExitCode> {
     if json {
         println!("{}", as_json(&verdict));
     }
-    Ok(if verdict.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if verdict.violations.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Only the report's speed needs the machine's clock; no run ever sees it.
@@ -92,7 +106,10 @@ fn report(verdict: &Verdict, seconds: f64, threads: usize) {
         println!("{count:>12}  fault: {name}");
     }
     for broken in &verdict.violations {
-        println!("VIOLATED by seed {}: {}: {}", broken.seed, broken.invariant, broken.what);
+        println!(
+            "VIOLATED by seed {}: {}: {}",
+            broken.seed, broken.invariant, broken.what
+        );
         println!("    {}", broken.replay);
     }
     let per_second = verdict.events as f64 / seconds;
@@ -107,8 +124,11 @@ fn report(verdict: &Verdict, seconds: f64, threads: usize) {
 }
 
 fn as_json(verdict: &Verdict) -> serde_json::Value {
-    let coverage: serde_json::Map<_, _> =
-        verdict.coverage.iter().map(|(name, count)| (name.into(), count.into())).collect();
+    let coverage: serde_json::Map<_, _> = verdict
+        .coverage
+        .iter()
+        .map(|(name, count)| (name.into(), count.into()))
+        .collect();
     json!({
         "seeds": verdict.seeds,
         "events": verdict.events,

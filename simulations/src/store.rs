@@ -93,7 +93,8 @@ impl ModelStore {
     #[must_use]
     pub fn reservations(&self) -> Vec<(BucketAddress, Reservation)> {
         let all = self.reservations.iter();
-        all.map(|(bucket, record)| (bucket.clone(), *record)).collect()
+        all.map(|(bucket, record)| (bucket.clone(), *record))
+            .collect()
     }
 
     /// The version that the next policy write carries.

@@ -22,25 +22,58 @@ impl World {
         stream: StreamId,
         message: UpMessage,
     ) {
-        let Some(tenure) = self.server.tenure.as_mut() else { return };
+        let Some(tenure) = self.server.tenure.as_mut() else {
+            return;
+        };
+        let known = tenure.streams.contains_key(&stream);
+        if !known && matches!(message, UpMessage::Message(_)) {
+            // A stream of an earlier process, or one whose beginning has not arrived: the
+            // transport resets it.
+            let life = self.clients[client].life;
+            return self.after(
+                self.shape.network.delay,
+                Event::StreamBroken {
+                    client,
+                    life,
+                    stream,
+                },
+            );
+        }
         let inputs = match message {
             UpMessage::Connect => {
-                let others = tenure.streams.values().any(|(_, other)| *other == incarnation);
+                let others = tenure
+                    .streams
+                    .values()
+                    .any(|(_, other)| *other == incarnation);
                 self.coverage.hit_if(others, Sometimes::StreamReplaced);
                 tenure.streams.insert(stream, (client, incarnation));
                 self.send_down(client, stream, DownMessage::Accepted);
-                vec![Input::Connect { incarnation, stream }]
+                vec![Input::Connect {
+                    incarnation,
+                    stream,
+                }]
             }
             UpMessage::Disconnect => {
                 tenure.streams.remove(&stream);
-                vec![Input::Disconnect { incarnation, stream }]
+                vec![Input::Disconnect {
+                    incarnation,
+                    stream,
+                }]
             }
             UpMessage::Message(message) => {
                 let number = message.number;
-                let mut inputs = vec![Input::Anchor { incarnation, stream, number }];
+                let mut inputs = vec![Input::Anchor {
+                    incarnation,
+                    stream,
+                    number,
+                }];
                 inputs.extend(message.introductions.into_iter().map(|introduction| {
                     let introduction = Box::new(introduction);
-                    Input::Introduce { incarnation, stream, introduction }
+                    Input::Introduce {
+                        incarnation,
+                        stream,
+                        introduction,
+                    }
                 }));
                 inputs.extend(message.requests.into_iter().map(|request| Input::Request {
                     incarnation,
@@ -58,7 +91,9 @@ impl World {
     pub(super) fn server_inputs(&mut self, inputs: Vec<Input>) {
         let now = self.server.clock.read(self.time);
         let mut effects = std::mem::take(&mut self.effects);
-        let Some(tenure) = self.server.tenure.as_mut() else { return };
+        let Some(tenure) = self.server.tenure.as_mut() else {
+            return;
+        };
         for input in inputs {
             self.events += 1;
             tenure.authority.handle(now, input, &mut effects);
@@ -75,7 +110,12 @@ impl World {
         let mut granted = false;
         for effect in effects.drain(..) {
             match effect {
-                Effect::Answer { stream, anchor, answer, .. } => {
+                Effect::Answer {
+                    stream,
+                    anchor,
+                    answer,
+                    ..
+                } => {
                     granted |= answer.grant.is_some_and(|g| !g.granted.is_zero());
                     self.see_answer(&answer);
                     let together = !self.shape.split_answers;
@@ -94,8 +134,11 @@ impl World {
                     let epoch = self.epoch();
                     self.after(time, Event::Settle { epoch });
                 }
-                Effect::PolicyApplied { outstanding, owed, .. } => {
-                    self.coverage.hit_if(!owed.is_zero(), Sometimes::LoweredIntoDebt);
+                Effect::PolicyApplied {
+                    outstanding, owed, ..
+                } => {
+                    self.coverage
+                        .hit_if(!owed.is_zero(), Sometimes::LoweredIntoDebt);
                     let _ = outstanding;
                 }
             }
@@ -103,7 +146,12 @@ impl World {
         let crash = granted && self.server.crash_after_grant;
         let unsent = crash && self.random.chance(500);
         for (stream, anchor, list) in answers {
-            let to = self.server.tenure.as_ref().and_then(|t| t.streams.get(&stream)).copied();
+            let to = self
+                .server
+                .tenure
+                .as_ref()
+                .and_then(|t| t.streams.get(&stream))
+                .copied();
             if let Some((client, _)) = to.filter(|_| !unsent) {
                 self.send_down(client, stream, DownMessage::Answers(anchor, list));
             }
@@ -150,13 +198,25 @@ impl World {
         let copies = [Some(message), Some(copy)];
         for (arrival, message) in fate.arrivals.into_iter().zip(copies) {
             if let (Some(at), Some(message)) = (arrival, message) {
-                self.at(at, Event::Down { client, life, stream, message });
+                self.at(
+                    at,
+                    Event::Down {
+                        client,
+                        life,
+                        stream,
+                        message,
+                    },
+                );
             }
         }
     }
 
     fn epoch(&self) -> Epoch {
-        self.server.tenure.as_ref().map(|t| t.epoch).unwrap_or_default()
+        self.server
+            .tenure
+            .as_ref()
+            .map(|t| t.epoch)
+            .unwrap_or_default()
     }
 
     fn begin_write(&mut self, write: WriteId, records: Vec<ReservationWrite>) {
@@ -176,9 +236,25 @@ impl World {
         }
         if self.sabotage == Sabotage::EarlyAcknowledge {
             let acknowledged = true;
-            self.after(0, Event::WriteEnded { life, write, acknowledged });
+            self.after(
+                0,
+                Event::WriteEnded {
+                    life,
+                    write,
+                    acknowledged,
+                },
+            );
         }
-        self.after(time, Event::Write { life, epoch, write, records, fate });
+        self.after(
+            time,
+            Event::Write {
+                life,
+                epoch,
+                write,
+                records,
+                fate,
+            },
+        );
     }
 
     pub(super) fn store_write(
@@ -196,11 +272,14 @@ impl World {
             self.hit(Sometimes::LostWrite);
         }
         let applied = !lost && self.store.write(epoch, records);
-        self.coverage.hit_if(!lost && !applied, Sometimes::LateWriteFenced);
-        self.coverage.hit_if(orphan && applied, Sometimes::UnackedWrite);
+        self.coverage
+            .hit_if(!lost && !applied, Sometimes::LateWriteFenced);
+        self.coverage
+            .hit_if(orphan && applied, Sometimes::UnackedWrite);
         self.trace.note(&[3, self.time, u64::from(applied)]);
         let now = self.time;
-        self.trace.say(now, || format!("store: applied {applied}, {records:?}"));
+        self.trace
+            .say(now, || format!("store: applied {applied}, {records:?}"));
         match fate {
             WriteFate::Failed => self.hit(Sometimes::FailedWrite),
             WriteFate::UnknownApplied | WriteFate::UnknownLost => {
@@ -210,7 +289,14 @@ impl World {
         }
         if self.sabotage != Sabotage::EarlyAcknowledge {
             let acknowledged = fate == WriteFate::Acknowledged && applied;
-            self.after(0, Event::WriteEnded { life, write, acknowledged });
+            self.after(
+                0,
+                Event::WriteEnded {
+                    life,
+                    write,
+                    acknowledged,
+                },
+            );
         }
     }
 
@@ -239,8 +325,12 @@ impl World {
     }
 
     pub(super) fn schedule_server_tick(&mut self) {
-        let Some(tenure) = self.server.tenure.as_ref() else { return };
-        let Some(deadline) = tenure.authority.next_deadline() else { return };
+        let Some(tenure) = self.server.tenure.as_ref() else {
+            return;
+        };
+        let Some(deadline) = tenure.authority.next_deadline() else {
+            return;
+        };
         let at = self.moment(deadline);
         if self.server.tick_at.is_none_or(|old| at < old) {
             self.server.tick_at = Some(at);
@@ -252,7 +342,11 @@ impl World {
     /// The driver's timers are never early, and late by up to a millisecond.
     fn moment(&mut self, deadline: Timestamp) -> u64 {
         let late = self.random.below(MILLI);
-        self.server.clock.moment(deadline).max(self.time).saturating_add(late)
+        self.server
+            .clock
+            .moment(deadline)
+            .max(self.time)
+            .saturating_add(late)
     }
 
     pub(super) fn server_tick(&mut self, life: u64) {
@@ -278,7 +372,8 @@ impl World {
 
     pub(super) fn server_loaded(&mut self, life: u64, claim: Claim) {
         if life != self.server.life {
-            self.coverage.hit_if(claim.hand_over.is_some(), Sometimes::HandOverVoided);
+            self.coverage
+                .hit_if(claim.hand_over.is_some(), Sometimes::HandOverVoided);
             return;
         }
         let now = self.server.clock.read(self.time);
@@ -287,17 +382,23 @@ impl World {
         } else {
             self.store.reservations()
         };
-        self.coverage.hit_if(!records.is_empty(), Sometimes::RecordRead);
+        self.coverage
+            .hit_if(!records.is_empty(), Sometimes::RecordRead);
         let mut policies = self.store.policies();
         if self.sabotage == Sabotage::ForgottenFormers {
             policies = policies.iter().filter_map(|p| p.cleared()).collect();
         }
-        let applied = policies.iter().map(|p| (p.id().clone(), p.changed_at())).collect();
+        let applied = policies
+            .iter()
+            .map(|p| (p.id().clone(), p.changed_at()))
+            .collect();
         let out = (0..self.buckets.len()).any(|bucket| self.spendable(bucket) > 0);
         let taken_over = !claim.first && claim.hand_over.is_none();
-        self.coverage.hit_if(taken_over && out, Sometimes::TakeOverWithLeasesOut);
+        self.coverage
+            .hit_if(taken_over && out, Sometimes::TakeOverWithLeasesOut);
         let resumed = claim.hand_over.is_some();
-        self.coverage.hit_if(resumed && out, Sometimes::HandOverWithLeasesOut);
+        self.coverage
+            .hit_if(resumed && out, Sometimes::HandOverWithLeasesOut);
         let config = AuthorityConfig {
             epoch: claim.epoch,
             tenures_before: claim.tenures_before,
@@ -310,7 +411,10 @@ impl World {
         self.trace.note(&[4, self.time, claim.epoch.get()]);
         let at = self.time;
         self.trace.say(at, || {
-            format!("authority: begins {config:?}, records {records:?}, {:?}", claim.hand_over)
+            format!(
+                "authority: begins {config:?}, records {records:?}, {:?}",
+                claim.hand_over
+            )
         });
         let authority = Authority::new(now, config, policies, records, claim.hand_over);
         self.events += 1;
@@ -343,22 +447,32 @@ impl World {
 
     pub(super) fn crash_server_for(&mut self, down: u64) {
         self.server.crash_after_grant = false;
-        let Some(tenure) = self.server.tenure.take() else { return };
+        let Some(tenure) = self.server.tenure.take() else {
+            return;
+        };
         self.hit(Sometimes::AuthorityCrash);
-        self.coverage.hit_if(tenure.writing, Sometimes::CrashWithWriteInFlight);
+        self.coverage
+            .hit_if(tenure.writing, Sometimes::CrashWithWriteInFlight);
         if tenure.unsettled {
             self.server.unsettled_crashes += 1;
-            self.coverage
-                .hit_if(self.server.unsettled_crashes == 1, Sometimes::SecondCrashUnsettled);
-            self.coverage
-                .hit_if(self.server.unsettled_crashes == 2, Sometimes::ThirdCrashUnsettled);
+            self.coverage.hit_if(
+                self.server.unsettled_crashes == 1,
+                Sometimes::SecondCrashUnsettled,
+            );
+            self.coverage.hit_if(
+                self.server.unsettled_crashes == 2,
+                Sometimes::ThirdCrashUnsettled,
+            );
         }
         let forgotten = tenure.authority.stats().buckets_forgotten > 0;
         self.coverage.hit_if(forgotten, Sometimes::BucketForgotten);
-        self.coverage.hit_if(tenure.authority.stats().pushes > 0, Sometimes::Pushed);
+        self.coverage
+            .hit_if(tenure.authority.stats().pushes > 0, Sometimes::Pushed);
         self.stop_server(down);
         let now = self.time;
-        self.trace.say(now, || format!("authority: crashes, starts again after {down} ns"));
+        self.trace.say(now, || {
+            format!("authority: crashes, starts again after {down} ns")
+        });
     }
 
     pub(super) fn stop_server(&mut self, down: u64) {

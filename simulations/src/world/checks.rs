@@ -61,15 +61,23 @@ impl World {
         }
         let in_hand = self.spendable(bucket);
         let (now, ideal_now) = (self.server.clock.read(self.time), self.ideal_now());
-        let Some(tenure) = self.server.tenure.as_mut() else { return };
+        let Some(tenure) = self.server.tenure.as_mut() else {
+            return;
+        };
         let watched = &mut self.buckets[bucket];
-        let Some(view) = tenure.authority.inspect(now, &watched.address) else { return };
-        let ideal = watched.ideal.level(ideal_now).expect("time never goes back");
+        let Some(view) = tenure.authority.inspect(now, &watched.address) else {
+            return;
+        };
+        let ideal = watched
+            .ideal
+            .level(ideal_now)
+            .expect("time never goes back");
         let numbers = format!(
             "{}: in hand {in_hand}, available {}, outstanding {}, ghost {}, ideal {ideal}, version \
              {}",
             watched.address, view.available, view.outstanding, view.ghost, view.version
         );
+        self.trace.say(self.time, || format!("check: {numbers}"));
         if in_hand > view.outstanding.plus(view.ghost).get() {
             self.fail("in hand ≤ outstanding + ghost", numbers);
         } else if view.available + i128::from(in_hand) > ideal {
@@ -78,7 +86,9 @@ impl World {
     }
 
     fn check_memory(&mut self) {
-        let Some(tenure) = self.server.tenure.as_ref() else { return };
+        let Some(tenure) = self.server.tenure.as_ref() else {
+            return;
+        };
         let stats = tenure.authority.stats();
         let buckets = u64::try_from(self.buckets.len()).expect("few");
         if stats.buckets > buckets || stats.waiting > buckets * stats.holders {

@@ -35,7 +35,7 @@ impl World {
             Fault::AuthorityCrashTwice if up => {
                 self.crash_server_for(0);
                 let delay = self.random.below(term);
-                self.after(delay, Event::Fault);
+                self.after(delay, Event::ServerKill);
             }
             Fault::CrashAfterGrant if up => self.server.crash_after_grant = true,
             Fault::AuthorityReboot if up => {
@@ -67,7 +67,8 @@ impl World {
                 self.hit(Sometimes::HolderPaused);
                 let until = self.time + self.random.below(term * 2);
                 self.clients[client].paused_until = until;
-                self.coverage.hit_if(until > self.time + term, Sometimes::PausedPastDeadline);
+                self.coverage
+                    .hit_if(until > self.time + term, Sometimes::PausedPastDeadline);
             }
             Fault::Partition => self.partition(client),
             Fault::StreamBreak => match self.clients[client].link {
@@ -76,7 +77,9 @@ impl World {
             },
             Fault::Evict if alive => return self.evict(client),
             Fault::PolicyChange | Fault::PolicyToggle | Fault::PolicyDelete => {
-                let policy = self.random.below(u64::try_from(self.policies.len()).expect("few"));
+                let policy = self
+                    .random
+                    .below(u64::try_from(self.policies.len()).expect("few"));
                 let policy = usize::try_from(policy).expect("few");
                 match fault {
                     Fault::PolicyChange => {
@@ -100,7 +103,8 @@ impl World {
         };
         let rows = tenure.authority.hand_over(now);
         let now = self.time;
-        self.trace.say(now, || format!("authority: hands over {rows:?}"));
+        self.trace
+            .say(now, || format!("authority: hands over {rows:?}"));
         let epoch = tenure.epoch;
         if self.store.hand_over(epoch, rows) {
             self.hit(Sometimes::HandOver);
@@ -114,7 +118,9 @@ impl World {
     }
 
     fn partition(&mut self, client: usize) {
-        let length = self.random.pick(&[self.shape.term / 4, self.shape.term, self.shape.term * 3]);
+        let length = self
+            .random
+            .pick(&[self.shape.term / 4, self.shape.term, self.shape.term * 3]);
         let ways: &[Way] = match self.random.below(3) {
             0 => &[Way::Up],
             1 => &[Way::Down],
@@ -142,7 +148,9 @@ impl World {
             return false;
         }
         let place = self.random.pick(&open);
-        let Use::Bucket(bucket) = uses[place] else { return false };
+        let Use::Bucket(bucket) = uses[place] else {
+            return false;
+        };
         let slot = Slot::new(u32::try_from(place).expect("small"));
         self.drop_waiters(client, |w| w.slot == slot);
         self.clients[client].uses[place] = Use::Closing(bucket);

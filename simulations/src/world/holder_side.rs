@@ -39,9 +39,11 @@ impl World {
             if let Link::Up(stream) = node.link
                 && let Some(message) = node.holder.poll_transmit(now, &node.table)
             {
-                self.trace.note(&[5, self.time, client as u64, message.number.get()]);
+                self.trace
+                    .note(&[5, self.time, client as u64, message.number.get()]);
                 let at = self.time;
-                self.trace.say(at, || format!("holder {client}: {message:?}"));
+                self.trace
+                    .say(at, || format!("holder {client}: {message:?}"));
                 self.send_up(client, stream, UpMessage::Message(message));
                 continue;
             }
@@ -50,8 +52,10 @@ impl World {
         let node = &mut self.clients[client];
         let stats = node.holder.stats();
         let seen = (stats.answers_dropped, stats.retries);
-        self.coverage.hit_if(seen.0 > node.seen.0, Sometimes::AnswerDropped);
-        self.coverage.hit_if(seen.1 > node.seen.1, Sometimes::RetrySent);
+        self.coverage
+            .hit_if(seen.0 > node.seen.0, Sometimes::AnswerDropped);
+        self.coverage
+            .hit_if(seen.1 > node.seen.1, Sometimes::RetrySent);
         node.seen = seen;
         self.schedule_client_tick(client);
         self.check_after_event();
@@ -86,7 +90,9 @@ impl World {
     fn wake(&mut self, client: usize, slot: Slot) {
         self.serve_waiters(client, slot);
         let place = usize::try_from(slot.index()).expect("small");
-        let Use::Bucket(bucket) = self.clients[client].uses[place] else { return };
+        let Use::Bucket(bucket) = self.clients[client].uses[place] else {
+            return;
+        };
         if matches!(self.clients[client].callers[bucket], Caller::Hoard { .. }) {
             self.plan_drain(client, slot);
         }
@@ -105,7 +111,8 @@ impl World {
             self.hit(Sometimes::WaiterServed);
             // Serving may have changed the list; find the waiter again.
             let waiters = &mut self.clients[client].waiters;
-            let same = |w: &Waiter| w.slot == slot && w.since == waiter.since && w.cost == waiter.cost;
+            let same =
+                |w: &Waiter| w.slot == slot && w.since == waiter.since && w.cost == waiter.cost;
             let again = waiters.get(place).filter(|w| same(w)).map(|_| place);
             if let Some(place) = again.or_else(|| waiters.iter().position(same)) {
                 waiters.remove(place);
@@ -119,8 +126,14 @@ impl World {
     fn schedule_client_tick(&mut self, client: usize) {
         let late = self.random.below(MILLI);
         let node = &mut self.clients[client];
-        let Some(deadline) = node.holder.next_deadline().filter(|_| node.alive) else { return };
-        let at = node.clock.moment(deadline).max(self.time).saturating_add(late);
+        let Some(deadline) = node.holder.next_deadline().filter(|_| node.alive) else {
+            return;
+        };
+        let at = node
+            .clock
+            .moment(deadline)
+            .max(self.time)
+            .saturating_add(late);
         if node.tick_at.is_none_or(|old| at < old) {
             node.tick_at = Some(at);
             let life = node.life;
@@ -137,7 +150,13 @@ impl World {
         self.client_input(client, Input::Tick);
     }
 
-    pub(super) fn down(&mut self, client: usize, life: u64, stream: StreamId, message: DownMessage) {
+    pub(super) fn down(
+        &mut self,
+        client: usize,
+        life: u64,
+        stream: StreamId,
+        message: DownMessage,
+    ) {
         let node = &mut self.clients[client];
         if life != node.life || !node.alive {
             return;
@@ -199,7 +218,15 @@ impl World {
         };
         for (arrival, message) in fate.arrivals.into_iter().zip([message, copy]) {
             if let Some(at) = arrival {
-                self.at(at, Event::Up { client, incarnation, stream, message });
+                self.at(
+                    at,
+                    Event::Up {
+                        client,
+                        incarnation,
+                        stream,
+                        message,
+                    },
+                );
             }
         }
     }
@@ -214,21 +241,47 @@ impl World {
         node.link = Link::Connecting(stream);
         self.send_up(client, stream, UpMessage::Connect);
         let patience = 8 * self.shape.network.delay + self.random.around(20 * MILLI);
-        self.after(patience, Event::ConnectTimeout { client, life, stream });
+        self.after(
+            patience,
+            Event::ConnectTimeout {
+                client,
+                life,
+                stream,
+            },
+        );
     }
 
     /// A stream ends; each side notices in its own time.
     pub(super) fn break_stream(&mut self, client: usize, stream: StreamId) {
         let soon = self.random.around(MILLI);
         let late = self.random.below(self.shape.term);
-        let delays = if self.healed { [soon, soon] } else { [soon, late] };
+        let delays = if self.healed {
+            [soon, soon]
+        } else {
+            [soon, late]
+        };
         let life = self.clients[client].life;
         let here = self.random.pick(&delays);
         let there = self.random.pick(&delays);
-        self.after(here, Event::StreamBroken { client, life, stream });
+        self.after(
+            here,
+            Event::StreamBroken {
+                client,
+                life,
+                stream,
+            },
+        );
         let incarnation = self.clients[client].holder.incarnation();
         let message = UpMessage::Disconnect;
-        self.after(there, Event::Up { client, incarnation, stream, message });
+        self.after(
+            there,
+            Event::Up {
+                client,
+                incarnation,
+                stream,
+                message,
+            },
+        );
     }
 
     pub(super) fn stream_broken(&mut self, client: usize, life: u64, stream: StreamId) {
@@ -262,7 +315,9 @@ impl World {
         if !node.alive || node.draining {
             return;
         }
-        let Some(slot) = self.slot_for(client, bucket) else { return };
+        let Some(slot) = self.slot_for(client, bucket) else {
+            return;
+        };
         match caller {
             Caller::Steady { .. } => self.call(client, bucket, slot),
             Caller::Burst { size, .. } => {
@@ -294,7 +349,14 @@ impl World {
         let slot = Slot::new(u32::try_from(free).expect("small"));
         let settings = self.settings(bucket);
         let bucket = self.buckets[bucket].address.clone();
-        self.client_input(client, Input::Open { slot, bucket, settings });
+        self.client_input(
+            client,
+            Input::Open {
+                slot,
+                bucket,
+                settings,
+            },
+        );
         Some(slot)
     }
 
@@ -356,7 +418,13 @@ impl World {
         patience: u64,
     ) {
         let (since, until) = (self.time, self.time + patience);
-        self.clients[client].waiters.push(Waiter { bucket, slot, cost, since, until });
+        self.clients[client].waiters.push(Waiter {
+            bucket,
+            slot,
+            cost,
+            since,
+            until,
+        });
         let life = self.clients[client].life;
         self.at(until, Event::GiveUp { client, life });
         self.client_input(client, Input::Waiting { slot, cost });
@@ -376,7 +444,10 @@ impl World {
         self.clients[client].waiters = kept;
         for waiter in out {
             self.hit(Sometimes::WaiterTimedOut);
-            self.clients[client].table.cell(waiter.slot).refuse(waiter.cost);
+            self.clients[client]
+                .table
+                .cell(waiter.slot)
+                .refuse(waiter.cost);
             let (slot, cost) = (waiter.slot, waiter.cost);
             self.client_input(client, Input::WaitOver { slot, cost });
         }
@@ -396,9 +467,16 @@ impl World {
         let node = &self.clients[client];
         let (before, clock, time) = (node.table.cell(slot).view(), node.clock, self.time);
         let early = self.sabotage == Sabotage::ClockBeforeDebit;
-        let read = if early { time.saturating_sub(self.shape.term) } else { time + preempted };
+        let read = if early {
+            time.saturating_sub(self.shape.term)
+        } else {
+            time + preempted
+        };
         let now = Tick::at(clock.read(time));
-        let outcome = node.table.cell(slot).spend(cost, || Tick::at(clock.read(read)));
+        let outcome = node
+            .table
+            .cell(slot)
+            .spend(cost, || Tick::at(clock.read(read)));
         let (admitted, renew) = match outcome {
             Spend::Admitted { renew, .. } => (true, renew),
             Spend::Exhausted { renew } => (false, renew),
@@ -406,7 +484,8 @@ impl World {
                 self.hit(Sometimes::SpendEnded);
                 let late = before.live(now) && preempted > 0;
                 self.coverage.hit_if(late, Sometimes::PreemptedPastDeadline);
-                self.coverage.hit_if(before.renewing, Sometimes::ExpiryDuringRenewal);
+                self.coverage
+                    .hit_if(before.renewing, Sometimes::ExpiryDuringRenewal);
                 (false, renew)
             }
         };
@@ -416,7 +495,9 @@ impl World {
             if !early && !before.live(now) {
                 self.fail("no spend past a deadline", format!("{before:?} at {now:?}"));
             }
-            self.trace.say(time, || format!("holder {client}: admits {cost} of bucket {bucket}"));
+            self.trace.say(time, || {
+                format!("holder {client}: admits {cost} of bucket {bucket}")
+            });
             self.admit(bucket, cost);
         }
         if renew {
@@ -425,50 +506,50 @@ impl World {
         admitted
     }
 
-    /// A request that two buckets must admit: debit both, one clock reading, all or nothing.
+    /// A request that two buckets must admit: debit both, one clock reading, all or nothing. Every
+    /// outcome that says `renew` is passed on to the machine.
     fn call_pair(&mut self, client: usize, bucket: usize, slot: Slot, cost: Tokens) {
         let other = (bucket + 1) % self.buckets.len();
-        let Some(second) = self.clients[client].slot_of(other) else { return };
+        let Some(second) = self.clients[client].slot_of(other) else {
+            return;
+        };
+        let places = [slot, second];
         let node = &self.clients[client];
-        let Ok(debit) = node.table.cell(slot).debit(cost) else { return };
+        let debits = places.map(|place| node.table.cell(place).debit(cost));
         let now = Tick::at(self.client_now(client));
-        let mut renew = debit.renew();
-        match (node.table.cell(slot).confirm(debit, now), node.table.cell(second).debit(cost)) {
-            (Ok(first), Ok(debit)) => {
-                let renew_second = debit.renew();
-                match node.table.cell(second).confirm(debit, now) {
-                    Ok(_) => {
-                        self.admit(bucket, cost);
-                        self.admit(other, cost);
+        let mut receipts = Vec::new();
+        let mut touched = Vec::new();
+        for (place, debit) in places.into_iter().zip(debits) {
+            let renew = match debit {
+                Ok(debit) => match node.table.cell(place).confirm(debit, now) {
+                    Ok(receipt) => {
+                        receipts.push((place, receipt));
+                        debit.renew()
                     }
-                    Err(_) => self.clients[client].receipts.push((slot, first)),
-                }
-                if renew_second {
-                    self.client_input(client, Input::Touched { slot: second });
-                }
+                    Err(ended) => ended.renew,
+                },
+                Err(exhausted) => exhausted.renew,
+            };
+            if renew {
+                touched.push(place);
             }
-            (Ok(first), Err(exhausted)) => {
-                self.clients[client].receipts.push((slot, first));
-                if exhausted.renew {
-                    self.client_input(client, Input::Touched { slot: second });
-                }
-            }
-            (Err(ended), Ok(debit)) => {
-                renew |= ended.renew;
-                // Confirmed or ended, these tokens go back or are gone.
-                if let Ok(receipt) = node.table.cell(second).confirm(debit, now) {
-                    self.clients[client].receipts.push((second, receipt));
-                }
-            }
-            (Err(ended), Err(_)) => renew |= ended.renew,
         }
-        if renew {
-            self.client_input(client, Input::Touched { slot });
-        }
-        if !self.clients[client].receipts.is_empty() {
+        if receipts.len() == 2 {
+            self.admit(bucket, cost);
+            self.admit(other, cost);
+        } else if !receipts.is_empty() {
+            self.clients[client].receipts.extend(receipts);
             let life = self.clients[client].life;
-            let delay = if self.random.chance(700) { 0 } else { self.random.below(self.shape.term) };
+            let late = !self.random.chance(700);
+            let delay = if late {
+                self.random.below(self.shape.term)
+            } else {
+                0
+            };
             self.after(delay, Event::RollBack { client, life });
+        }
+        for slot in touched {
+            self.client_input(client, Input::Touched { slot });
         }
     }
 
@@ -488,18 +569,28 @@ impl World {
     fn plan_drain(&mut self, client: usize, slot: Slot) {
         let before = self.random.below(2 * TICK);
         let node = &self.clients[client];
-        let Some(lease) = node.holder.lease(slot) else { return };
+        let Some(lease) = node.holder.lease(slot) else {
+            return;
+        };
         let (life, end) = (node.life, node.clock.moment(lease.deadline));
-        self.at(end.saturating_sub(before), Event::Drain { client, life, slot });
+        self.at(
+            end.saturating_sub(before),
+            Event::Drain { client, life, slot },
+        );
     }
 
     /// A hoarder drains its lease in the last ticks, unless it was extended.
     pub(super) fn drain(&mut self, client: usize, life: u64, slot: Slot) {
         let node = &self.clients[client];
         let place = usize::try_from(slot.index()).expect("small");
-        let Use::Bucket(bucket) = node.uses[place] else { return };
-        let Some(lease) = node.holder.lease(slot) else { return };
-        if life != node.life || lease.deadline.since(self.client_now(client)).as_nanos() > 2 * TICK {
+        let Use::Bucket(bucket) = node.uses[place] else {
+            return;
+        };
+        let Some(lease) = node.holder.lease(slot) else {
+            return;
+        };
+        if life != node.life || lease.deadline.since(self.client_now(client)).as_nanos() > 2 * TICK
+        {
             return;
         }
         for _ in 0..2_000 {

@@ -63,7 +63,14 @@ impl World {
             let life = self.clients[client].life;
             for (bucket, measured) in before.iter().enumerate() {
                 for _ in 0..if measured.is_some() { STANDING } else { 0 } {
-                    self.after(1, Event::Stand { client, life, bucket });
+                    self.after(
+                        1,
+                        Event::Stand {
+                            client,
+                            life,
+                            bucket,
+                        },
+                    );
                 }
             }
         }
@@ -74,9 +81,13 @@ impl World {
 
     fn is_measurable(&mut self, bucket: usize) -> bool {
         let now = self.server.clock.read(self.time);
-        let Some(tenure) = self.server.tenure.as_mut() else { return false };
+        let Some(tenure) = self.server.tenure.as_mut() else {
+            return false;
+        };
         let address = self.buckets[bucket].address.clone();
-        let Some(view) = tenure.authority.inspect(now, &address) else { return false };
+        let Some(view) = tenure.authority.inspect(now, &address) else {
+            return false;
+        };
         view.available >= 0 && view.ghost.is_zero() && self.wait_bound(bucket) <= PATIENCE
     }
 
@@ -92,7 +103,10 @@ impl World {
 
     fn longest_wait(&self) -> u64 {
         let waits = (0..self.buckets.len()).map(|bucket| self.wait_bound(bucket));
-        waits.filter(|wait| *wait <= PATIENCE).max().unwrap_or_default()
+        waits
+            .filter(|wait| *wait <= PATIENCE)
+            .max()
+            .unwrap_or_default()
     }
 
     /// One standing caller: spends if it can, waits otherwise.
@@ -101,10 +115,24 @@ impl World {
             return;
         }
         let Some(slot) = self.slot_for(client, bucket) else {
-            return self.after(MILLI, Event::Stand { client, life, bucket });
+            return self.after(
+                MILLI,
+                Event::Stand {
+                    client,
+                    life,
+                    bucket,
+                },
+            );
         };
         if self.spend(client, bucket, slot, Tokens::ONE) {
-            self.after(2 * MILLI, Event::Stand { client, life, bucket });
+            self.after(
+                2 * MILLI,
+                Event::Stand {
+                    client,
+                    life,
+                    bucket,
+                },
+            );
         } else if self.clients[client].slot_of(bucket) == Some(slot) {
             self.wait(client, bucket, slot, Tokens::ONE, 1 << 50);
         }
@@ -112,18 +140,29 @@ impl World {
 
     /// A standing caller that was served comes again.
     pub(super) fn served_in_liveness(&mut self, client: usize, waiter: Waiter) {
-        let Some(measuring) = &self.measuring else { return };
+        let Some(measuring) = &self.measuring else {
+            return;
+        };
         if measuring.before[waiter.bucket].is_some() {
             let life = self.clients[client].life;
             let bucket = waiter.bucket;
-            self.after(2 * MILLI, Event::Stand { client, life, bucket });
+            self.after(
+                2 * MILLI,
+                Event::Stand {
+                    client,
+                    life,
+                    bucket,
+                },
+            );
         }
     }
 
     pub(super) fn end(&mut self) {
         self.ended = true;
         self.check_everything();
-        let Some(measuring) = self.measuring.take() else { return };
+        let Some(measuring) = self.measuring.take() else {
+            return;
+        };
         for bucket in 0..self.buckets.len() {
             if let Some(before) = measuring.before[bucket] {
                 self.check_served(bucket);
@@ -136,10 +175,20 @@ impl World {
         let bound = self.wait_bound(bucket);
         for client in 0..self.clients.len() {
             let waiters = self.clients[client].waiters.iter();
-            let late = waiters.filter(|w| w.bucket == bucket).map(|w| self.time - w.since).max();
+            let late = waiters
+                .filter(|w| w.bucket == bucket)
+                .map(|w| self.time - w.since)
+                .max();
             if late.is_some_and(|late| late > bound) {
-                let address = &self.buckets[bucket].address;
-                let text = format!("{address}: holder {client} waits for {late:?} ns > {bound} ns");
+                let address = self.buckets[bucket].address.clone();
+                let now = self.server.clock.read(self.time);
+                let tenure = self.server.tenure.as_mut();
+                let view = tenure.and_then(|t| t.authority.inspect(now, &address));
+                let incarnation = self.clients[client].holder.incarnation();
+                let text = format!(
+                    "{address}: holder {client} ({incarnation}) waits for {late:?} ns, more than \
+                     {bound} ns; {view:?}"
+                );
                 return self.fail("every claimant is served", text);
             }
         }
@@ -165,7 +214,9 @@ impl World {
     /// authority could serve the rate.
     fn is_narrow(&self, bucket: usize) -> bool {
         let history = self.store.policy(&self.buckets[bucket].address.policy);
-        let Some(policy) = history.and_then(|h| h.current()) else { return true };
+        let Some(policy) = history.and_then(|h| h.current()) else {
+            return true;
+        };
         let limit = policy.limit_for(&self.buckets[bucket].address.key);
         let share = policy.lease().share_per_mille();
         let cap = quota_core::policy::live_cap(limit.capacity(), share, limit.cost_max());

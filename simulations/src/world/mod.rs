@@ -214,6 +214,7 @@ enum Event {
         way: Way,
     },
     Fault,
+    ServerKill,
     PolicyStep {
         policy: usize,
         step: policies::Step,
@@ -290,7 +291,6 @@ pub struct World {
     ended: bool,
     events: u64,
     since_checked: u64,
-    idle_ticks: u64,
     faults: BTreeMap<&'static str, u64>,
     coverage: Coverage,
     trace: Trace,
@@ -386,7 +386,6 @@ impl World {
             ended: false,
             events: 0,
             since_checked: 0,
-            idle_ticks: 0,
             faults: BTreeMap::new(),
             coverage: Coverage::default(),
             trace: Trace::new(print),
@@ -470,7 +469,9 @@ impl World {
         let gap = per_token * self.shape.clients * mean_cost * 1000 / load;
         let gap = gap.clamp(4 * MILLI, 3_000 * MILLI);
         match self.random.below(5) {
-            0 => Caller::Hoard { gap: gap.max(self.shape.term / 8) },
+            0 => Caller::Hoard {
+                gap: gap.max(self.shape.term / 8),
+            },
             1 => Caller::Burst {
                 every: self.shape.term * self.random.between(1, 3),
                 size: (2 * limit.capacity.get()).min(60),
@@ -508,19 +509,39 @@ impl World {
             return self.at(until, event);
         }
         match event {
-            Event::Up { client, incarnation, stream, message } => {
+            Event::Up {
+                client,
+                incarnation,
+                stream,
+                message,
+            } => {
                 self.up(client, incarnation, stream, message);
             }
-            Event::Down { client, life, stream, message } => {
+            Event::Down {
+                client,
+                life,
+                stream,
+                message,
+            } => {
                 self.down(client, life, stream, message);
             }
             Event::ServerTick { life } => self.server_tick(life),
             Event::ServerStart { life } => self.server_start(life),
             Event::ServerLoaded { life, claim } => self.server_loaded(life, *claim),
-            Event::Write { life, epoch, write, records, fate } => {
+            Event::Write {
+                life,
+                epoch,
+                write,
+                records,
+                fate,
+            } => {
                 self.store_write(life, epoch, write, &records, fate);
             }
-            Event::WriteEnded { life, write, acknowledged } => {
+            Event::WriteEnded {
+                life,
+                write,
+                acknowledged,
+            } => {
                 self.write_ended(life, write, acknowledged);
             }
             Event::Settle { epoch } => self.store_settle(epoch),
@@ -531,22 +552,47 @@ impl World {
             Event::GiveUp { client, life } => self.give_up(client, life),
             Event::RollBack { client, life } => self.roll_back_late(client, life),
             Event::Connect { client, life } => self.connect(client, life),
-            Event::ConnectTimeout { client, life, stream } => {
+            Event::ConnectTimeout {
+                client,
+                life,
+                stream,
+            } => {
                 if self.clients[client].link == Link::Connecting(stream) {
                     self.connect(client, life);
                 }
             }
-            Event::StreamBroken { client, life, stream } => {
+            Event::StreamBroken {
+                client,
+                life,
+                stream,
+            } => {
                 self.stream_broken(client, life, stream);
             }
             Event::Mend { client, way } => self.network.cut(client, way, false),
             Event::Fault => self.fault(),
+            Event::ServerKill => {
+                if !self.healed {
+                    self.crash_server_for(0);
+                }
+            }
             Event::PolicyStep { policy, step } => self.policy_step(policy, step),
-            Event::PolicyTold { policy, client, life } => self.policy_told(policy, client, life),
-            Event::PolicyClear { policy, version, life } => {
+            Event::PolicyTold {
+                policy,
+                client,
+                life,
+            } => self.policy_told(policy, client, life),
+            Event::PolicyClear {
+                policy,
+                version,
+                life,
+            } => {
                 self.policy_clear(policy, version, life);
             }
-            Event::Stand { client, life, bucket } => self.stand(client, life, bucket),
+            Event::Stand {
+                client,
+                life,
+                bucket,
+            } => self.stand(client, life, bucket),
             Event::Heal => self.heal(),
             Event::Measure => self.measure(),
             Event::End => self.end(),
@@ -568,7 +614,10 @@ impl World {
             | Event::RollBack { client, .. }
             | Event::Connect { client, .. }
             | Event::StreamBroken { client, .. }
-            | Event::PolicyTold { client: Some(client), .. } => self.clients[*client].paused_until,
+            | Event::PolicyTold {
+                client: Some(client),
+                ..
+            } => self.clients[*client].paused_until,
             _ => 0,
         };
         (until > self.time).then_some(until)
@@ -602,8 +651,7 @@ impl World {
         let verdict = watched.ideal.admit(now, cost);
         let empty = watched.ideal.level(now) == Ok(0);
         self.coverage.hit_if(empty, Sometimes::IdealAtZero);
-        self.trace
-            .note(&[1, self.time, bucket as u64, cost.get()]);
+        self.trace.note(&[1, self.time, bucket as u64, cost.get()]);
         if let Err(violation) = verdict {
             let text = format!("{}: {violation}", self.buckets[bucket].address);
             self.fail("never over B + R·w", text);

@@ -51,7 +51,8 @@ impl World {
             let same_rate = self.random.chance(300);
             let drawn = draw_limit(&mut self.random);
             spec.limit = if same_rate {
-                spec.limit.with_burst(drawn.burst.expect("drawn with a burst"))
+                spec.limit
+                    .with_burst(drawn.burst.expect("drawn with a burst"))
             } else {
                 drawn
             };
@@ -116,9 +117,14 @@ impl World {
         let Some(new) = new else { return };
         let now = self.time;
         self.trace.note(&[6, now, version.get()]);
-        self.trace.say(now, || format!("administrator: {:?}", new.current().map(|p| p.spec())));
-        let out = self.buckets_of(policy).any(|bucket| self.spendable(bucket) > 0);
-        self.coverage.hit_if(out && new.current().is_none(), Sometimes::PolicyDeleted);
+        self.trace.say(now, || {
+            format!("administrator: {:?}", new.current().map(|p| p.spec()))
+        });
+        let out = self
+            .buckets_of(policy)
+            .any(|bucket| self.spendable(bucket) > 0);
+        self.coverage
+            .hit_if(out && new.current().is_none(), Sometimes::PolicyDeleted);
         self.store.put_policy(new);
         self.tell_all(policy);
     }
@@ -126,12 +132,26 @@ impl World {
     fn tell_all(&mut self, policy: usize) {
         let delay = self.random.around(self.shape.network.delay);
         let life = self.server.life;
-        self.after(delay, Event::PolicyTold { policy, client: None, life });
+        self.after(
+            delay,
+            Event::PolicyTold {
+                policy,
+                client: None,
+                life,
+            },
+        );
         for client in 0..self.clients.len() {
             let delay = self.random.around(self.shape.network.delay * 4);
             let life = self.clients[client].life;
             let client = Some(client);
-            self.after(delay, Event::PolicyTold { policy, client, life });
+            self.after(
+                delay,
+                Event::PolicyTold {
+                    policy,
+                    client,
+                    life,
+                },
+            );
         }
     }
 
@@ -142,9 +162,15 @@ impl World {
         if life != self.server.life {
             return;
         }
-        let Some(history) = self.store.policy(&self.policies[policy].id).cloned() else { return };
-        let Some(tenure) = self.server.tenure.as_mut() else { return };
-        tenure.applied.insert(history.id().clone(), history.changed_at());
+        let Some(history) = self.store.policy(&self.policies[policy].id).cloned() else {
+            return;
+        };
+        let Some(tenure) = self.server.tenure.as_mut() else {
+            return;
+        };
+        tenure
+            .applied
+            .insert(history.id().clone(), history.changed_at());
         self.follow(policy);
         let history = Box::new(history);
         self.server_inputs(vec![Input::ApplyPolicy { history }]);
@@ -156,7 +182,9 @@ impl World {
             return;
         }
         for place in 0..self.clients[client].uses.len() {
-            let Use::Bucket(bucket) = self.clients[client].uses[place] else { continue };
+            let Use::Bucket(bucket) = self.clients[client].uses[place] else {
+                continue;
+            };
             if self.buckets[bucket].policy == policy {
                 let slot = Slot::new(u32::try_from(place).expect("small"));
                 let settings = self.settings(bucket);
@@ -167,7 +195,9 @@ impl World {
 
     pub(super) fn buckets_of(&self, policy: usize) -> impl Iterator<Item = usize> + use<> {
         let all = self.buckets.iter().enumerate();
-        let of = all.filter(|(_, b)| b.policy == policy).map(|(place, _)| place);
+        let of = all
+            .filter(|(_, b)| b.policy == policy)
+            .map(|(place, _)| place);
         of.collect::<Vec<_>>().into_iter()
     }
 
@@ -187,7 +217,9 @@ impl World {
         let term = ruled.term.max(new_term).scale_up(5, 4);
         ruled.term = new_term;
         // Deletion changes nothing: the bucket goes on under its last limit.
-        let Some(current) = history.current() else { return true };
+        let Some(current) = history.current() else {
+            return true;
+        };
         let now = self.ideal_now();
         for bucket in self.buckets_of(policy) {
             let limit: IdealLimit = current.limit_for(&self.buckets[bucket].address.key).into();
@@ -195,9 +227,14 @@ impl World {
             let change = self.buckets[bucket].ideal.change(now, limit, term);
             change.expect("the oracle's time never goes back");
         }
-        let volatile = history.versions().any(|p| !p.is_reserved(p.limit_of(&quota_core::policy::LimitClass::Default)));
-        let reserved = history.versions().any(|p| p.is_reserved(p.limit_of(&quota_core::policy::LimitClass::Default)));
-        self.coverage.hit_if(volatile && reserved, Sometimes::DurabilityChanged);
+        let volatile = history
+            .versions()
+            .any(|p| !p.is_reserved(p.limit_of(&quota_core::policy::LimitClass::Default)));
+        let reserved = history
+            .versions()
+            .any(|p| p.is_reserved(p.limit_of(&quota_core::policy::LimitClass::Default)));
+        self.coverage
+            .hit_if(volatile && reserved, Sometimes::DurabilityChanged);
         let overridden = |p: &Policy| p.spec().overrides.len();
         let classes = history.versions().map(|p| overridden(p));
         let changed = classes.clone().min() != classes.max();
@@ -210,14 +247,18 @@ impl World {
         let out = self.spendable(bucket) > 0;
         let lowered = limit.capacity < old.capacity;
         self.coverage.hit_if(lowered, Sometimes::PolicyLowered);
-        self.coverage.hit_if(lowered && out, Sometimes::LoweredWithLeasesOut);
-        self.coverage.hit_if(limit.capacity > old.capacity, Sometimes::PolicyRaised);
+        self.coverage
+            .hit_if(lowered && out, Sometimes::LoweredWithLeasesOut);
+        self.coverage
+            .hit_if(limit.capacity > old.capacity, Sometimes::PolicyRaised);
     }
 
     /// Former versions may be cleared when this owner, which follows the newest, has outlived
     /// them.
     pub(super) fn schedule_clear(&mut self, policy: usize) {
-        let Some(history) = self.store.policy(&self.policies[policy].id) else { return };
+        let Some(history) = self.store.policy(&self.policies[policy].id) else {
+            return;
+        };
         let wait = history.clearable_after(self.shape.drift);
         if history.former().is_empty() || wait == Term::ZERO {
             return;
@@ -225,13 +266,23 @@ impl World {
         let (version, life) = (history.changed_at(), self.server.life);
         // On the owner's own clock, which may be slow.
         let wait = wait.scale_up(5, 4).as_nanos();
-        self.after(wait, Event::PolicyClear { policy, version, life });
+        self.after(
+            wait,
+            Event::PolicyClear {
+                policy,
+                version,
+                life,
+            },
+        );
     }
 
     pub(super) fn policy_clear(&mut self, policy: usize, version: PolicyVersion, life: u64) {
         let id = self.policies[policy].id.clone();
-        let Some(history) = self.store.policy(&id) else { return };
-        let followed = self.server.tenure.as_ref().and_then(|t| t.applied.get(&id)) == Some(&version);
+        let Some(history) = self.store.policy(&id) else {
+            return;
+        };
+        let followed =
+            self.server.tenure.as_ref().and_then(|t| t.applied.get(&id)) == Some(&version);
         if life != self.server.life || history.changed_at() != version || !followed {
             return;
         }
@@ -239,7 +290,14 @@ impl World {
         match self.store.policy(&id).and_then(PolicyHistory::cleared) {
             Some(history) => {
                 self.store.put_policy(history);
-                self.after(1, Event::PolicyTold { policy, client: None, life });
+                self.after(
+                    1,
+                    Event::PolicyTold {
+                        policy,
+                        client: None,
+                        life,
+                    },
+                );
             }
             None => self.store.forget_policy(&id),
         }

@@ -1,0 +1,81 @@
+//! Some hundred seeds of the world, and the proof that its checks can fail.
+
+use simulations::campaign;
+use simulations::world::{self, Sabotage};
+
+/// Invariants that speak of what must happen, not of what must never happen.
+const LIVENESS: &[&str] = &["every claimant is served", "utilisation returns"];
+/// Those that speak of tokens.
+const PROMISE: &[&str] = &[
+    "never over B + R·w",
+    "no spend past a deadline",
+    "in hand ≤ outstanding + ghost",
+    "available + in hand ≤ ideal level",
+];
+
+fn broken(first: u64, count: u64, liveness: bool) -> Vec<String> {
+    let verdict = campaign::run(first..first + count, 2, Sabotage::None, |_| {});
+    assert_eq!(verdict.seeds, count);
+    let violations = verdict.violations.into_iter();
+    violations
+        .filter(|b| LIVENESS.contains(&b.invariant) == liveness)
+        .map(|b| format!("{}: {}\n    {}", b.invariant, b.what, b.replay))
+        .collect()
+}
+
+#[test]
+fn no_seed_breaks_the_promise() {
+    let broken = broken(0, 80, false);
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+#[test]
+fn after_the_faults_everybody_is_served() {
+    let broken = broken(80, 60, true);
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+#[test]
+fn a_seed_means_the_same_run_every_time() {
+    for seed in [0, 7, 40, 335] {
+        let (one, two) = (
+            world::run(seed, Sabotage::None, false),
+            world::run(seed, Sabotage::None, false),
+        );
+        assert_eq!(
+            (one.hash, one.events),
+            (two.hash, two.events),
+            "seed {seed}"
+        );
+    }
+    let other = world::run(1, Sabotage::None, false).hash;
+    assert_ne!(world::run(0, Sabotage::None, false).hash, other);
+}
+
+/// How many seeds it takes until a sabotaged world breaks a safety invariant.
+fn seeds_to_catch(sabotage: Sabotage, most: u64) -> (u64, &'static str) {
+    for seed in 0..most {
+        let failure = world::run(seed, sabotage, false).failure;
+        if let Some(failure) = failure.filter(|f| PROMISE.contains(&f.invariant)) {
+            return (seed + 1, failure.invariant);
+        }
+    }
+    panic!("{sabotage:?} was not caught in {most} seeds: the checks do not bite");
+}
+
+#[test]
+fn each_sabotage_of_the_world_is_caught() {
+    for (sabotage, most) in [
+        (Sabotage::StricterOracle, 20),
+        (Sabotage::NewestAnchor, 150),
+        (Sabotage::SlowHolders, 100),
+        (Sabotage::ForgottenTenures, 50),
+        (Sabotage::ForgottenRecords, 50),
+        (Sabotage::ForgottenFormers, 100),
+        (Sabotage::EarlyAcknowledge, 100),
+        (Sabotage::ClockBeforeDebit, 300),
+    ] {
+        let (seeds, invariant) = seeds_to_catch(sabotage, most);
+        println!("{sabotage:?}: caught by `{invariant}` after {seeds} seeds");
+    }
+}
