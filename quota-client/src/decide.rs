@@ -252,7 +252,7 @@ impl Shared {
                 Err(ended) => {
                     claim.state = State::Open;
                     if ended.renew {
-                        self.signal(Signal::Touched(found.slot));
+                        self.ask(found);
                     }
                     let short = self.short(claim, found, mood);
                     if !apart.passes(claim, short) {
@@ -273,7 +273,16 @@ impl Shared {
         if claim.cost > claim.limit.cost_max {
             return None;
         }
-        let debit = found.debit(claim.cost).ok()?;
+        let debit = match found.debit(claim.cost) {
+            Ok(debit) => debit,
+            Err(DebitError::Exhausted(Exhausted { renew })) => {
+                if renew {
+                    self.ask(found);
+                }
+                return None;
+            }
+            Err(DebitError::Moved) => return None,
+        };
         if debit.renew() {
             self.signal(Signal::Touched(found.slot));
         }
@@ -285,7 +294,7 @@ impl Shared {
             }
             Err(ended) => {
                 if ended.renew {
-                    self.signal(Signal::Touched(found.slot));
+                    self.ask(found);
                 }
                 None
             }
@@ -318,7 +327,7 @@ impl Shared {
                 }
                 Err(DebitError::Exhausted(Exhausted { renew })) => {
                     if renew {
-                        self.signal(Signal::Touched(found.slot));
+                        self.ask(found);
                     }
                     return Err(self.short(claim, found, mood));
                 }
@@ -331,6 +340,13 @@ impl Shared {
             expected: Timestamp::ZERO,
             outage: false,
         })
+    }
+
+    /// Has the authority asked for a key that nothing was asked for: its lease was given back, has
+    /// ended, or does not suffice.
+    fn ask(&self, found: Found<'_>) {
+        found.entry.note_asked();
+        self.signal(Signal::Touched(found.slot));
     }
 
     /// A key's first touch: finds a place and announces the key to the driver. Takes a lock,

@@ -38,8 +38,8 @@ pub enum Reason {
     /// The authority is out of reach, or did not answer within the caller's deadline (503), and
     /// the policy is closed during outages.
     Unreachable,
-    /// No lease is held yet for this key and the call did not wait for one (503). The authority
-    /// has been asked; a later call, or one that may wait, finds its answer.
+    /// No lease is held for this key, not yet or not any more, and the call did not wait for one
+    /// (503). The authority is being asked; a later call, or one that may wait, finds its answer.
     FirstTouch,
     /// The request costs more than the policy ever admits at once. Permanent: no wait helps.
     CostTooHigh,

@@ -221,8 +221,8 @@ impl Connection {
             .min(self.backoff_max);
         self.failures = self.failures.saturating_add(1);
         let half = ceiling / 2;
-        let share = self.draw() % 1_024;
-        let jitter = half.mul_f64(share as f64 / 1_024.0);
+        let share = u32::try_from(self.draw() % 1_024).expect("ten bits");
+        let jitter = half * share / 1_024;
         self.stage = Stage::Pausing {
             until: clock::now() + clock::term(half + jitter),
         };

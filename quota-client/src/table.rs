@@ -122,6 +122,16 @@ impl Entry {
         self.status.store(status.code(), Ordering::Relaxed);
     }
 
+    /// Notes that the lease there was is over or does not suffice, and that the authority is only
+    /// now being asked: until it answers, nothing is known about the quota.
+    pub(crate) fn note_asked(&self) {
+        let (granted, unknown) = (Status::Granted.code(), Status::Unknown.code());
+        // Fails if the authority has said something else meanwhile, which then stands.
+        let _stands =
+            self.status
+                .compare_exchange(granted, unknown, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
     /// Notes the version that the lease belongs to. Driver only.
     pub(crate) fn note_version(&self, version: PolicyVersion) {
         self.version.store(version.get(), Ordering::Relaxed);

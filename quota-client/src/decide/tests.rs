@@ -171,16 +171,30 @@ fn a_request_with_more_policies_than_usual_is_decided_alike() {
 }
 
 #[test]
-fn the_renewal_of_a_key_is_asked_for_once() {
-    let (rig, slots) = Rig::new(&["a"]);
-    rig.install(slots[0], 1, Term::from_seconds(60));
-    let _earlier: Vec<_> = rig.signals.try_iter().collect();
-    for _ in 0..10 {
-        let _any = rig.attempt();
+fn the_renewal_of_a_key_is_asked_for_exactly_once() {
+    // By the request that takes the last token, or by the first that finds none.
+    for tokens in [1, 0] {
+        let (rig, slots) = Rig::new(&["a"]);
+        rig.install(slots[0], tokens, Term::from_seconds(60));
+        let _earlier: Vec<_> = rig.signals.try_iter().collect();
+        for _ in 0..10 {
+            let _any = rig.attempt();
+        }
+        let touched = rig.signals.try_iter();
+        let touched = touched.filter(|signal| matches!(signal, Signal::Touched(_)));
+        assert_eq!(touched.count(), 1, "with {tokens} tokens");
     }
-    let touched = rig
-        .signals
-        .try_iter()
-        .filter(|signal| matches!(signal, Signal::Touched(_)));
-    assert_eq!(touched.count(), 1);
+}
+
+#[test]
+fn a_lease_that_is_over_has_its_renewal_asked_for() {
+    let (rig, slots) = Rig::new(&["a"]);
+    rig.install(slots[0], 5, Term::ZERO);
+    let _earlier: Vec<_> = rig.signals.try_iter().collect();
+    let Attempt::Refused(refused) = rig.attempt() else {
+        panic!("the lease is over")
+    };
+    assert_eq!(refused.decision.reason(), Some(Reason::FirstTouch));
+    let mut signals = rig.signals.try_iter();
+    assert!(signals.any(|signal| matches!(signal, Signal::Touched(_))));
 }
