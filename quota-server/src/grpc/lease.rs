@@ -25,6 +25,7 @@ use crate::node::Node;
 use crate::node::event::{Event, Part};
 use crate::node::outbox::{Outbox, Parcel};
 use crate::node::route::Routes;
+use crate::node::shard::turn_away;
 
 /// How long a caller may take to say hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
@@ -190,17 +191,19 @@ impl Reader {
 
     /// Passes the parts of a message to their shards, waiting for room.
     async fn pass_on(&self, parts: Vec<(ShardId, Part)>, items: usize) -> Result<(), Status> {
-        let gone = |_| quota_wire::status::draining();
         let count = u32::try_from(items).expect("a message has few items");
         let room = Arc::clone(&self.node.items).acquire_many_owned(count).await;
         let mut room = room.map_err(|_| quota_wire::status::draining())?;
         for (shard, mut part) in parts {
             part.place = room.split(part.requests.len() + part.introductions.len());
-            let inbox = self.node.inbox(shard);
-            inbox
-                .send(Event::Part(Box::new(part)))
-                .await
-                .map_err(gone)?;
+            let event = Event::Part(Box::new(part));
+            let Err(refused) = self.node.inbox(shard).send(event).await else {
+                continue;
+            };
+            // The shard's task is gone. Its requests are answered, and the others go on.
+            if let Event::Part(part) = refused.0 {
+                turn_away(&self.outbox, part.number, &part.requests);
+            }
         }
         Ok(())
     }

@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quota_core::authority::{Authority, AuthorityConfig, StreamId, WriteId};
-use quota_core::id::ShardId;
+use quota_core::id::{MessageNumber, ShardId};
 use quota_core::key::BucketAddress;
-use quota_core::message::{Answer, Refusal, Status as Outcome};
+use quota_core::message::{Answer, LeaseRequest, Refusal, Status as Outcome};
 use quota_core::record::Reservation;
 use quota_core::time::{DriftAllowance, Term, Timestamp};
 use tokio::sync::{mpsc, watch};
@@ -105,6 +105,10 @@ impl ShardTask {
 
     /// Runs until the server stops.
     pub(crate) async fn run(mut self) {
+        let _watchdog = Watchdog {
+            shard: self.shard,
+            readiness: Arc::clone(&self.setup.readiness),
+        };
         while let Some(tenure) = self.begin().await {
             let (shard, epoch) = (self.shard.get(), tenure.epoch().get());
             match self.serve(tenure).await {
@@ -196,16 +200,7 @@ impl ShardTask {
                 let Some(outbox) = self.turned_away.get(&stream) else {
                     return;
                 };
-                let busy = requests.into_iter().map(|request| Answer {
-                    key: request.key,
-                    sequence: request.sequence,
-                    grant: None,
-                    status: Outcome::Refused(Refusal::Busy {
-                        retry_after: DOWN_RETRY,
-                    }),
-                });
-                // An outbox that is over has ended its stream already.
-                let _ = outbox.push(number, &mut busy.collect());
+                turn_away(outbox, number, &requests);
             }
             Event::Leave { stream, .. } => {
                 self.turned_away.remove(&stream);
@@ -359,6 +354,39 @@ impl ShardTask {
         let rows = tenure.hand_over(now);
         if let Err(error) = self.setup.store.hand_over(shard, epoch, rows).await {
             failed(&error.to_string());
+        }
+    }
+}
+
+/// Answers requests of a shard that is not served: busy. Nothing of them waits.
+pub(crate) fn turn_away(outbox: &Outbox, number: MessageNumber, requests: &[LeaseRequest]) {
+    let busy = requests.iter().map(|request| Answer {
+        key: request.key,
+        sequence: request.sequence,
+        grant: None,
+        status: Outcome::Refused(Refusal::Busy {
+            retry_after: DOWN_RETRY,
+        }),
+    });
+    let mut busy: Vec<Answer> = busy.collect();
+    if !busy.is_empty() {
+        // An outbox that is over has ended its stream already.
+        let _ = outbox.push(number, &mut busy);
+    }
+}
+
+/// Says so if the shard's task panics, which is a bug. The other shards go on; this one's leases
+/// end by themselves, and a restart claims it anew.
+struct Watchdog {
+    shard: ShardId,
+    readiness: Arc<Readiness>,
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let why = "its task has panicked, which is a bug: restart the server".to_owned();
+            self.readiness.set(self.shard, ShardState::Down { why });
         }
     }
 }
