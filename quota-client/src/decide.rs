@@ -229,6 +229,7 @@ impl Shared {
             &[false]
         };
         for &look_only in passes {
+            let mut untouched = None;
             for place in 0..claims.len() {
                 let claim = &mut claims[place];
                 if !matches!(claim.state, State::Open) || (look_only && claim.has_enough()) {
@@ -237,8 +238,16 @@ impl Shared {
                 match self.take(claim, address, mood) {
                     Ok(debit) => claim.state = State::Debited(debit),
                     Err(short) if apart.passes(claim, short) => claim.state = State::Passed,
+                    // The others are looked at all the same, so that all first touches of a
+                    // request travel together.
+                    Err(short) if look_only && short.reason == Reason::FirstTouch => {
+                        untouched.get_or_insert((place, short));
+                    }
                     Err(short) => return self.refuse(claims, place, short),
                 }
+            }
+            if let Some((place, short)) = untouched {
+                return self.refuse(claims, place, short);
             }
         }
         let now = Tick::at(clock::now());
