@@ -63,6 +63,13 @@ struct Rig {
 
 impl Rig {
     async fn start(disk: &MemoryDisk) -> Self {
+        let rig = Self::begin(disk).await;
+        rig.served().await;
+        rig
+    }
+
+    /// A shard whose task has not run yet.
+    async fn begin(disk: &MemoryDisk) -> Self {
         let store = Box::new(MemoryStore::open(disk, None).expect("it opens"));
         let (store, _thread) =
             StoreHandle::spawn(store, HandleOptions::default()).expect("a thread");
@@ -86,15 +93,13 @@ impl Rig {
         });
         let (inbox, events) = mpsc::channel(16);
         let task = tokio::spawn(ShardTask::new(ShardId::new(0), setup, events).run());
-        let rig = Self {
+        Self {
             inbox,
             readiness,
             metrics,
             stop,
             task,
-        };
-        rig.served().await;
-        rig
+        }
     }
 
     async fn served(&self) {
@@ -232,7 +237,27 @@ async fn a_write_that_fails_or_is_in_doubt_ends_the_tenure_and_what_it_booked_is
 }
 
 #[tokio::test]
-async fn while_a_shard_is_not_served_requests_are_busy_and_their_streams_end_when_it_is() {
+async fn streams_that_came_before_a_tenure_end_when_it_begins() {
+    let disk = MemoryDisk::new(1);
+    let rig = Rig::begin(&disk).await;
+    let streams = Arc::new(Streams::new(10));
+    let mut early = Holder::new(&streams, 7);
+    early.ask(&rig, Some("t1"), 1, 10).await;
+    let answers = early.answers().await;
+    assert!(
+        matches!(answers[0].status, Outcome::Refused(Refusal::Busy { .. })),
+        "{answers:?}"
+    );
+    // The tenure knows nothing of its introductions.
+    patiently(early.outbox.ended()).await;
+    let mut again = Holder::new(&streams, 7);
+    again.ask(&rig, Some("t1"), 1, 10).await;
+    assert!(again.done().await.grant.is_some());
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn while_a_shard_is_not_served_requests_are_busy_and_readiness_says_why() {
     let disk = MemoryDisk::new(1);
     let rig = Rig::start(&disk).await;
     let streams = Arc::new(Streams::new(10));
@@ -315,7 +340,7 @@ async fn a_stop_waits_for_the_write_in_flight_and_hands_over() {
         "{first:?}"
     );
     rig.stop().await;
-    let granted_by = |answers: &[Answer]| answers.iter().filter_map(|answer| answer.grant).last();
+    let granted_by = |answers: &[Answer]| answers.iter().rev().find_map(|answer| answer.grant);
     let mut granted = granted_by(&first).map_or(Tokens::ZERO, |grant| grant.granted);
     while let Some(Ok(parcel)) = patiently(holder.outbox.parcel()).await {
         let answers = parcel
