@@ -25,8 +25,9 @@ use quota_wire::proto as wire;
 use quota_wire::proto::allocator_server::{Allocator, AllocatorServer};
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, watch};
-use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
+use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
 /// How the authority behaves.
@@ -275,7 +276,7 @@ impl Authority {
             let listener = tokio::net::TcpListener::from_std(listener).expect("a listener");
             tonic::transport::Server::builder()
                 .add_service(AllocatorServer::new(service))
-                .serve_with_incoming(TcpListenerStream::new(listener))
+                .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)))
                 .await
         });
         self.runtime = Some(runtime);
