@@ -39,6 +39,11 @@ impl Holder {
         known.ok_or_else(|| self.refused.get(&number).copied())
     }
 
+    /// The buckets that were introduced in the present stream.
+    pub(super) fn numbered(&self) -> impl Iterator<Item = Numbered> {
+        self.numbers.values().copied()
+    }
+
     /// Gives a number its meaning. It is never given another within a stream: a second
     /// introduction is void.
     pub(super) fn introduce(&mut self, number: KeyNumber, meaning: Result<Numbered, Refusal>) {
@@ -176,14 +181,21 @@ impl Holders {
         slot
     }
 
-    /// Starts a stream; numbers of an earlier stream mean nothing in it.
+    /// True if no newer stream of the incarnation is known.
+    pub(super) fn is_newest(&self, incarnation: Incarnation, stream: StreamId) -> bool {
+        let known = self
+            .find(incarnation)
+            .and_then(|slot| self.get(slot).stream);
+        known.is_none_or(|known| known < stream)
+    }
+
+    /// Starts a stream, the newest of its incarnation; numbers of an earlier one mean nothing in
+    /// it.
     pub(super) fn connect(&mut self, incarnation: Incarnation, stream: StreamId) {
         let slot = self.enter(incarnation);
         let holder = self.get_mut(slot);
-        if holder.stream.is_none_or(|old| old < stream) {
-            holder.stream = Some(stream);
-            holder.forget_numbers();
-        }
+        holder.stream = Some(stream);
+        holder.forget_numbers();
     }
 
     pub(super) fn disconnect(&mut self, incarnation: Incarnation, stream: StreamId) {
@@ -253,11 +265,12 @@ mod tests {
     }
 
     #[test]
-    fn an_older_stream_neither_replaces_nor_ends_a_newer_one() {
+    fn an_older_stream_is_not_the_newest_and_ends_nothing() {
         let mut holders = Holders::default();
         let who = Incarnation::new(7);
         holders.connect(who, StreamId::new(2));
-        holders.connect(who, StreamId::new(1));
+        assert!(!holders.is_newest(who, StreamId::new(1)));
+        assert!(holders.is_newest(who, StreamId::new(3)));
         holders.disconnect(who, StreamId::new(1));
         assert!(holders.on_stream(who, StreamId::new(2)).is_some());
     }

@@ -97,11 +97,19 @@ impl Authority {
             Input::Connect {
                 incarnation,
                 stream,
-            } => self.holders.connect(incarnation, stream),
+            } => {
+                if self.holders.is_newest(incarnation, stream) {
+                    self.drop_wishes(now, incarnation, effects);
+                    self.holders.connect(incarnation, stream);
+                }
+            }
             Input::Disconnect {
                 incarnation,
                 stream,
             } => {
+                if self.holders.on_stream(incarnation, stream).is_some() {
+                    self.drop_wishes(now, incarnation, effects);
+                }
                 self.holders.disconnect(incarnation, stream);
             }
             Input::Anchor {
@@ -142,6 +150,29 @@ impl Authority {
         let due = self.timetable.first().map(|(due, _)| *due);
         let sweep = self.sweep.next(self.buckets.len());
         [due, sweep, self.settle_at].into_iter().flatten().min()
+    }
+
+    /// Takes back everything that a holder waits for on its present stream: nobody could be told.
+    /// Costs a look at each bucket that the stream has named.
+    fn drop_wishes(&mut self, now: Timestamp, incarnation: Incarnation, effects: &mut Vec<Effect>) {
+        let Some(holder) = self.holders.find(incarnation) else {
+            return;
+        };
+        let mut waiting: Vec<u32> = self
+            .holders
+            .get(holder)
+            .numbered()
+            .filter(|known| self.buckets.is_live(known.slot, known.generation))
+            .map(|known| known.slot)
+            .filter(|slot| self.buckets.get(*slot).waiter(incarnation).is_some())
+            .collect();
+        waiting.sort_unstable();
+        for slot in waiting {
+            self.forget_wish(slot, incarnation);
+            self.settle(slot, now);
+            self.serve(now, slot, effects);
+            self.check(slot);
+        }
     }
 
     /// Takes note of a message and returns the holder's slot; `None` if the stream is not, or no

@@ -5,7 +5,7 @@
 //! refill, ghost end and policy changes like any bucket; an unseen bucket is a copy of it. So
 //! forgetting a bucket that equals it changes no decision.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::lease::Leases;
@@ -54,15 +54,37 @@ impl PolicySlot {
         &self.classes[usize::try_from(class).expect("32 bits fit a usize")]
     }
 
-    /// The class that a key falls under; unknown plans and keys have fallen back to the default.
+    /// The class that a key falls under, in the finest division that this slot keeps.
     pub(super) fn class_of(&self, key: &Key) -> u32 {
-        self.place(&self.history.class_of(key))
+        let plan = self.policy.plan_of(key);
+        let of_plan = |class: &LimitClass| match class {
+            LimitClass::Plan(name) => Some(name.as_str()) == plan,
+            LimitClass::Default | LimitClass::Override(_) => false,
+        };
+        let of_key = |class: &LimitClass| match class {
+            LimitClass::Override(other) => other == key,
+            LimitClass::Default | LimitClass::Plan(_) => false,
+        };
+        self.position(of_key)
+            .or_else(|| self.position(of_plan))
+            .or_else(|| self.position(|class| *class == LimitClass::Default))
+            .expect("every policy has a default class")
     }
 
+    fn position(&self, wanted: impl Fn(&LimitClass) -> bool) -> Option<u32> {
+        let place = self.classes.iter().position(|c| wanted(&c.class))?;
+        Some(u32::try_from(place).expect("a policy has fewer than 2^32 classes"))
+    }
+
+    /// The class that keys of `class` fall under here.
     fn place(&self, class: &LimitClass) -> u32 {
-        let place = self.classes.iter().position(|c| c.class == *class);
-        u32::try_from(place.expect("a policy's keys fall under its own classes"))
-            .expect("a policy has fewer than 2^32 classes")
+        match class {
+            LimitClass::Override(key) => self.class_of(key),
+            other => self
+                .position(|known| known == other)
+                .or_else(|| self.position(|known| *known == LimitClass::Default))
+                .expect("every policy has a default class"),
+        }
     }
 
     /// What an unseen bucket of this class is now.
@@ -74,19 +96,31 @@ impl PolicySlot {
         class.unseen
     }
 
+    /// Takes over what a predecessor knew of a class, one of earlier versions too.
+    pub(super) fn set_unseen(&mut self, class: &LimitClass, limit: Limit, unseen: Ledger) {
+        match self.classes.iter_mut().find(|c| c.class == *class) {
+            Some(known) => known.unseen = unseen,
+            None => self.classes.push(Class {
+                class: class.clone(),
+                limit,
+                unseen,
+            }),
+        }
+    }
+
     /// Puts another version in force. Each class carries over what keys of that class were used
     /// to until now: a new plan starts from the default's unseen bucket, a new override from that
     /// of the key's old class.
     pub(super) fn change(&mut self, now: Timestamp, history: PolicyHistory) {
         let policy = history.current().unwrap_or(&self.policy).clone();
+        let mut wanted: BTreeSet<LimitClass> = history.classes().collect();
+        // A class of earlier versions stays until its unseen buckets are like those that its keys
+        // would otherwise be taken for: its own past may have left them less.
+        wanted.extend(self.classes.iter().map(|c| c.class.clone()));
+        let kept: BTreeSet<LimitClass> = history.classes().collect();
         let mut classes = Vec::new();
-        for class in history.classes() {
-            let old_class = match &class {
-                LimitClass::Override(key) => self.history.class_of(key),
-                other if self.classes.iter().any(|c| c.class == *other) => other.clone(),
-                _ => LimitClass::Default,
-            };
-            let place = self.place(&old_class);
+        for class in wanted {
+            let place = self.place(&class);
             let mut unseen = self.unseen(place, now);
             let limit = *policy.limit_of(&class);
             unseen.restate(&self.class(place).limit, &limit);
@@ -96,6 +130,7 @@ impl PolicySlot {
                 unseen,
             });
         }
+        classes.retain(|c| kept.contains(&c.class) || !c.unseen.is_idle_full(&c.limit));
         self.classes = classes;
         self.policy = policy;
         self.history = history;

@@ -158,18 +158,9 @@ impl Authority {
             };
             let boot = self.config.boot;
             let slot = self.policies.get_mut(policy);
-            let version = slot.version();
-            if let Some(class) = slot.classes.iter_mut().find(|c| c.class == row.class) {
-                class.unseen = restored(
-                    now,
-                    &row.level,
-                    &class.limit,
-                    Tokens::ZERO,
-                    stamp,
-                    boot,
-                    version,
-                );
-            }
+            let (version, limit) = (slot.version(), *slot.policy.limit_of(&row.class));
+            let unseen = restored(now, &row.level, &limit, Tokens::ZERO, stamp, boot, version);
+            slot.set_unseen(&row.class, limit, unseen);
         }
         for (incarnation, anchor) in hand_over.anchors {
             let holder = self.holders.enter(incarnation);

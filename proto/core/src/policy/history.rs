@@ -344,9 +344,13 @@ impl PolicyHistory {
 /// Removes every version that another remaining one, or `next`, outdoes. Removal goes one by one,
 /// oldest first, so that of two equals one stays; outdoing is transitive, so what a removed version
 /// stood for stays covered.
+///
+/// Without a next version, as after a deletion, the newest stays whatever outdoes it: it is the one
+/// under which its buckets go on refilling, and only capacities and terms are compared here.
 fn without_outdone(before: Vec<Arc<Policy>>, next: Option<&Policy>) -> Vec<Arc<Policy>> {
     let mut kept = before;
-    for index in (0..kept.len()).rev() {
+    let first = usize::from(next.is_none());
+    for index in (first..kept.len()).rev() {
         let candidate = Arc::clone(&kept[index]);
         let others = kept.iter().enumerate().filter(|(i, _)| *i != index);
         let outdone = others

@@ -190,7 +190,7 @@ impl Policy {
     }
 
     /// The value of the dimension `plan` in `key`.
-    pub(super) fn plan_of<'a>(&self, key: &'a Key) -> Option<&'a str> {
+    pub(crate) fn plan_of<'a>(&self, key: &'a Key) -> Option<&'a str> {
         let value = key.values().nth(self.plan_position?)?;
         core::str::from_utf8(value).ok()
     }
