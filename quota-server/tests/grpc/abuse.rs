@@ -45,7 +45,8 @@ fn column(base: u64) -> Option<wire::Column> {
 
 async fn ended_by(server: &RunningServer, message: wire::ClientMessage) -> Status {
     let mut holder = Holder::connect(server, 1000).await;
-    holder.introduce(1, bucket("tenant", &["abused"])).await;
+    let abused = introduction(1, bucket("tenant", &["abused"]));
+    holder.send(vec![abused], Vec::new()).await;
     holder.say(message).await;
     holder.end().await.expect_err("the stream is ended")
 }
@@ -93,7 +94,7 @@ async fn every_broken_rule_ends_its_stream_and_no_other() {
     let dir = tempdir().expect("a directory");
     let server = start(dir.path()).await;
     let mut bystander = Holder::connect(&server, 7).await;
-    bystander.introduce(1, bucket("tenant", &["t1"])).await;
+    bystander.introduce(1, bucket("tenant", &["t1"]));
     let grant = granted(&bystander.ask(want(1, 1, 10)).await);
 
     let requests = |batch| client(Body::Requests(batch));
@@ -279,7 +280,7 @@ async fn odd_keys_are_keys_like_any_other() {
         long.as_bytes(),
     ];
     for (key, value) in (1..).zip(odd) {
-        holder.introduce(key, bucket("tenant", &[value])).await;
+        holder.introduce(key, bucket("tenant", &[value]));
         let answer = holder.ask(want(key, 1, 400)).await;
         assert_eq!(
             granted(&answer).granted,
@@ -298,12 +299,11 @@ async fn a_stream_that_names_too_many_keys_is_ended() {
     let server = start_with(dir.path(), &["--keys-per-stream-max", "3"]).await;
     let mut holder = Holder::connect(&server, 7).await;
     for key in 1..=3 {
-        holder
-            .introduce(key, bucket("tenant", &[format!("t{key}")]))
-            .await;
+        holder.introduce(key, bucket("tenant", &[format!("t{key}")]));
     }
     assert_eq!(holder.ask(want(3, 1, 1)).await.status, Outcome::Done);
-    holder.introduce(4, bucket("tenant", &["t4"])).await;
+    let fourth = introduction(4, bucket("tenant", &["t4"]));
+    holder.send(vec![fourth], Vec::new()).await;
     let status = holder.end().await.expect_err("too many");
     assert_eq!(status.code(), Code::InvalidArgument);
     assert_eq!(detail(&status).fields[0].field, "requests.introductions");
@@ -320,7 +320,7 @@ async fn streams_beyond_the_limit_are_turned_away() {
         second.end().await.expect_err("full").code(),
         Code::ResourceExhausted
     );
-    first.introduce(1, bucket("tenant", &["t1"])).await;
+    first.introduce(1, bucket("tenant", &["t1"]));
     assert_eq!(first.ask(want(1, 1, 1)).await.status, Outcome::Done);
     server.shutdown().await;
 }
@@ -335,10 +335,14 @@ fn flood(number: u64) -> wire::ClientMessage {
     encode_requests(&message)
 }
 
+/// The first mention of everything, in use at once, so that nothing of it is forgotten again.
 async fn introduce_flood(holder: &mut Holder) {
-    let introductions =
-        (1..=1000).map(|key| introduction(key, bucket("tenant", &[format!("f{key}")])));
-    holder.send(introductions.collect(), Vec::new()).await;
+    let bucket = |key| introduction(key, bucket("tenant", &[format!("f{key}")]));
+    let introductions = (1..=1000).map(bucket);
+    let requests = (1..=1000).map(|key| want(key, 1, 1));
+    holder
+        .send(introductions.collect(), requests.collect())
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -346,7 +350,7 @@ async fn a_holder_that_never_reads_loses_its_stream_and_nothing_else() {
     let dir = tempdir().expect("a directory");
     let server = start(dir.path()).await;
     let mut bystander = Holder::connect(&server, 7).await;
-    bystander.introduce(1, bucket("tenant", &["t1"])).await;
+    bystander.introduce(1, bucket("tenant", &["t1"]));
     let grant = granted(&bystander.ask(want(1, 1, 10)).await);
 
     let narrow = endpoint(&server).initial_stream_window_size(65_535);
@@ -386,11 +390,14 @@ async fn a_flood_is_answered_in_full_and_others_are_served_meanwhile() {
     let dir = tempdir().expect("a directory");
     let server = start(dir.path()).await;
     let mut bystander = Holder::connect(&server, 7).await;
-    bystander.introduce(1, bucket("tenant", &["t1"])).await;
+    bystander.introduce(1, bucket("tenant", &["t1"]));
     let channel = connect(&server).await;
     let flooding = tokio::spawn(async move {
         let mut holder = Holder::greeted(channel, 8).await;
         introduce_flood(&mut holder).await;
+        for _ in 0..1000 {
+            holder.answer().await;
+        }
         let mut answered = 0;
         for number in 10..10 + MESSAGES {
             assert!(holder.say(flood(number)).await, "it is not ended");

@@ -283,7 +283,7 @@ async fn what_a_policy_was_is_forgotten_when_nothing_of_it_can_be_live() {
     let kept = admin.get_policy(get("brief")).await.expect("it is there");
     assert_eq!(kept.into_inner().version, lowered.version);
     let mut holder = Holder::connect(&server, 7).await;
-    holder.introduce(1, bucket("brief", &["t1"])).await;
+    holder.introduce(1, bucket("brief", &["t1"]));
     let grant = granted(&holder.ask(want(1, 1, 1)).await);
     assert_eq!(grant.version.get(), lowered.version);
 

@@ -39,7 +39,7 @@ async fn a_stop_and_a_start_keep_the_exact_state() {
     let mut before = Vec::new();
     let mut grants = Vec::new();
     for (key, bucket) in (1..).zip(&buckets) {
-        holder.introduce(key, bucket.clone()).await;
+        holder.introduce(key, bucket.clone());
         let mut answer = holder.ask(want(key, 1, 6)).await;
         // A reserved bucket has to book its first tokens.
         while answer.status != Outcome::Done {
@@ -65,7 +65,7 @@ async fn a_stop_and_a_start_keep_the_exact_state() {
     let mut holder = Holder::connect(&server, 7).await;
     holder.number = number;
     for ((key, bucket), grant) in (1..).zip(&buckets).zip(&grants) {
-        holder.introduce(key, bucket.clone()).await;
+        holder.introduce(key, bucket.clone());
         let again = holder.ask(renew(want(key, 2, 0), grant.lease, 2, 1)).await;
         assert_eq!(granted(&again).lease, grant.lease);
         assert_eq!(granted(&again).granted, grant.granted);
@@ -81,7 +81,7 @@ async fn a_hand_over_is_consumed_by_the_start_that_reads_it() {
     let server = start(dir.path()).await;
     let api = bucket("api", &["k1"]);
     let mut holder = Holder::connect(&server, 7).await;
-    holder.introduce(1, api.clone()).await;
+    holder.introduce(1, api.clone());
     assert_eq!(holder.ask(want(1, 1, 8)).await.status, Outcome::Done);
     server.shutdown().await;
     let server = start(dir.path()).await;
@@ -101,7 +101,7 @@ async fn after_a_crash_volatile_buckets_are_empty_and_reserved_ones_as_recorded(
     let (api, reports) = (bucket("api", &["k1"]), bucket("reports", &["t1"]));
     let mut holder = Holder::connect(&server, 7).await;
     for (key, bucket) in [(1, &api), (2, &reports)] {
-        holder.introduce(key, bucket.clone()).await;
+        holder.introduce(key, bucket.clone());
         let mut answer = holder.ask(want(key, 1, 6)).await;
         while answer.status != Outcome::Done {
             answer = holder.answer().await.1;
@@ -141,7 +141,7 @@ async fn after_a_crash_volatile_buckets_are_empty_and_reserved_ones_as_recorded(
 
     // A retry of what the crash forgot opens a new lease, within what is certainly there.
     let mut holder = Holder::connect(&server, 7).await;
-    holder.introduce(2, reports.clone()).await;
+    holder.introduce(2, reports.clone());
     let mut answer = holder.ask(want(2, 2, 10)).await;
     while answer.status != Outcome::Done {
         answer = holder.answer().await.1;

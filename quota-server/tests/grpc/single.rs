@@ -142,7 +142,7 @@ async fn a_call_cannot_speak_for_a_holder_that_is_connected() {
     let server = start(dir.path()).await;
     let tenant = bucket("tenant", &["t1"]);
     let mut holder = Holder::connect(&server, 7).await;
-    holder.introduce(1, tenant.clone()).await;
+    holder.introduce(1, tenant.clone());
     let grant = granted(&holder.ask(want(1, 1, 10)).await);
     let release = wire::ReleaseRequest {
         bucket: Some(encode_bucket(&tenant)),

@@ -17,7 +17,7 @@ async fn a_holder_is_granted_renews_and_returns() {
     let server = start(dir.path()).await;
     let tenant = bucket("tenant", &["t1"]);
     let mut holder = Holder::connect(&server, 7).await;
-    holder.introduce(1, tenant.clone()).await;
+    holder.introduce(1, tenant.clone());
 
     let first = holder.ask(want(1, 1, 10)).await;
     let grant = granted(&first);
@@ -57,7 +57,7 @@ async fn answers_name_the_newest_message_and_a_repeat_gets_the_same() {
     let dir = tempdir().expect("a directory");
     let server = start(dir.path()).await;
     let mut holder = Holder::connect(&server, 7).await;
-    holder.introduce(1, bucket("tenant", &["t1"])).await;
+    holder.introduce(1, bucket("tenant", &["t1"]));
     holder.number = 41;
     holder.send(Vec::new(), vec![want(1, 1, 10)]).await;
     let (anchor, first) = holder.answer().await;
@@ -83,9 +83,7 @@ async fn a_request_that_has_to_wait_is_answered_by_a_push() {
     let dir = tempdir().expect("a directory");
     let server = start(dir.path()).await;
     let mut holder = Holder::connect(&server, 7).await;
-    holder
-        .introduce(1, bucket("search", &["t1", "/search"]))
-        .await;
+    holder.introduce(1, bucket("search", &["t1", "/search"]));
     let first = holder.ask(want(1, 1, 8)).await;
     let lease = granted(&first).lease;
     let all = granted(&first).granted;
@@ -95,7 +93,7 @@ async fn a_request_that_has_to_wait_is_answered_by_a_push() {
         let pushed = loop {
             holder.send(Vec::new(), Vec::new()).await;
             let (anchor, answer) = holder.answer().await;
-            assert!(anchor.get() >= 3, "the push names a message of this holder");
+            assert!(anchor.get() >= 2, "the push names a message of this holder");
             if answer.status == Outcome::Done {
                 break answer;
             }
@@ -182,7 +180,7 @@ async fn a_holder_that_connects_again_goes_on_where_it_was() {
     let dir = tempdir().expect("a directory");
     let server = start(dir.path()).await;
     let mut old = Holder::connect(&server, 7).await;
-    old.introduce(1, bucket("tenant", &["t1"])).await;
+    old.introduce(1, bucket("tenant", &["t1"]));
     let first = old.ask(want(1, 1, 10)).await;
     let number = old.number;
 
@@ -194,7 +192,7 @@ async fn a_holder_that_connects_again_goes_on_where_it_was() {
     assert_eq!(old.end().await.expect_err("replaced").code(), Code::Aborted);
 
     new.number = number;
-    new.introduce(9, bucket("tenant", &["t1"])).await;
+    new.introduce(9, bucket("tenant", &["t1"]));
     let again = new.ask(want(9, 1, 10)).await;
     assert_eq!(granted(&again), granted(&first));
     assert_eq!(stats(&server).await.streams, 1);

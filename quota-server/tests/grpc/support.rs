@@ -164,6 +164,7 @@ pub(crate) struct Holder {
     replies: Streaming<wire::ServerMessage>,
     pub(crate) number: u64,
     answers: std::collections::VecDeque<(MessageNumber, Answer)>,
+    introductions: Vec<Introduction>,
 }
 
 impl Holder {
@@ -181,6 +182,7 @@ impl Holder {
             replies: replies.into_inner(),
             number: 0,
             answers: std::collections::VecDeque::new(),
+            introductions: Vec::new(),
         }
     }
 
@@ -230,9 +232,10 @@ impl Holder {
     /// Sends the next message with these items.
     pub(crate) async fn send(
         &mut self,
-        introductions: Vec<Introduction>,
+        mut introductions: Vec<Introduction>,
         requests: Vec<LeaseRequest>,
     ) {
+        introductions.append(&mut self.introductions);
         self.number += 1;
         let number = MessageNumber::new(self.number);
         let message = HolderMessage {
@@ -243,10 +246,10 @@ impl Holder {
         self.say(stream::encode_requests(&message)).await;
     }
 
-    /// Introduces a bucket under a number.
-    pub(crate) async fn introduce(&mut self, number: u32, bucket: BucketAddress) {
-        self.send(vec![introduction(number, bucket)], Vec::new())
-            .await;
+    /// Introduces a bucket under a number, in the next message: a bucket that is introduced and
+    /// not used may be forgotten again.
+    pub(crate) fn introduce(&mut self, number: u32, bucket: BucketAddress) {
+        self.introductions.push(introduction(number, bucket));
     }
 
     /// Asks and takes the next answer.
