@@ -33,6 +33,11 @@ pub(crate) enum Event {
         /// Told when every later grant follows it.
         applied: oneshot::Sender<Applied>,
     },
+    /// A deleted policy is forgotten: nothing granted under it can be live.
+    Forget {
+        /// Which.
+        id: PolicyId,
+    },
     /// Look at a bucket. `None`: no such policy, or not a key of it.
     Inspect {
         /// The bucket.

@@ -413,7 +413,13 @@ impl PolicyTask {
         self.count();
         let applied = match history {
             Some(history) => self.apply(revision, &history).await,
-            None => Ok(Applied::default()),
+            None => {
+                for shard in &self.shards {
+                    // A shard whose task is gone knows no policy.
+                    let _ = shard.send(Event::Forget { id: id.clone() }).await;
+                }
+                Ok(Applied::default())
+            }
         };
         let notice = PolicyNotice {
             revision: revision.get(),

@@ -207,8 +207,8 @@ impl ShardTask {
             }
             // No grant follows an older version: the next tenure begins with the newest.
             Event::Apply { applied, .. } => drop(applied.send(Applied::default())),
-            // Dropping the reply says so.
-            Event::Inspect { .. } | Event::Report { .. } => {}
+            // Dropping the reply says so; the next tenure begins without a forgotten policy.
+            Event::Forget { .. } | Event::Inspect { .. } | Event::Report { .. } => {}
         }
     }
 

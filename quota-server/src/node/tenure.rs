@@ -126,6 +126,7 @@ impl Tenure {
                 self.applying.push_back(applied);
                 self.handle(now, Input::ApplyPolicy { history });
             }
+            Event::Forget { id } => self.handle(now, Input::ForgetPolicy { id }),
             Event::Inspect { bucket, reply } => {
                 let _ = reply.send(self.authority.inspect(now, &bucket));
             }
