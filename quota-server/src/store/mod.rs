@@ -4,7 +4,7 @@
 //! - [`sled`]: the embedded store, the default
 //! - [`memory`]: the same semantics without a disk, for tests
 //! - [`handle`]: the asynchronous front, with group commit on one thread of its own
-//! - [`format`]: the bytes of every record
+//! - [`mod@format`]: the bytes of every record
 //!
 //! A store knows nothing of grants, leases or time. It compares epochs, applies batches whole or
 //! not at all, and counts tenures; what follows from that is the core's business.

@@ -1,6 +1,6 @@
 //! The embedded store, on `sled` 0.34.
 //!
-//! A data directory holds the database in `sled/` and, beside it, [the mark](super::mark) of the
+//! A data directory holds the database in `sled/` and, beside it, the mark of the
 //! last acknowledged commit. One tree per kind of record, laid out by shard.
 //!
 //! What `sled` does not do by itself, and is done here:
