@@ -23,7 +23,7 @@ pub struct AuthorityMessage {
 }
 
 /// The batches that carry `answers`, in order: one for each
-/// [`ITEMS_MAX`](crate::limits::ITEMS_MAX) of them.
+/// [`ITEMS_MAX`] of them.
 pub fn encode(
     anchor: MessageNumber,
     answers: &[Answer],
