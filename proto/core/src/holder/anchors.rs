@@ -13,6 +13,16 @@ const REMEMBERED: usize = 8192;
 const RETRY_MIN: Term = Term::from_millis(250);
 const RETRY_MAX: Term = Term::from_seconds(2);
 
+/// A stream without other messages carries one this often.
+pub(super) const HEARTBEAT: Term = Term::from_seconds(1);
+
+/// How often anchors flow while a wish is queued that will be granted for `term`.
+pub(super) fn pause(term: Term) -> Term {
+    HEARTBEAT
+        .min(term.scale_down(1, 4))
+        .max(Term::from_millis(10))
+}
+
 /// The send times of the latest messages, which date every grant.
 #[derive(Debug)]
 pub(super) struct Anchors {

@@ -1,6 +1,7 @@
 //! What the machine makes of the authority's answers.
 
 use super::Holder;
+use super::anchors;
 use super::slot::{Open, SlotState, Stage};
 use super::types::{Cause, Cells, Event, Slot};
 use crate::cell::LeaseCell;
@@ -99,6 +100,7 @@ impl Holder {
                 let term = state.lease.map_or(state.settings.term, |lease| lease.term);
                 let due = now + retry_after.min(PAUSE_MAX) + QUEUE_SLACK;
                 let patient = now + QUEUE_PATIENCE;
+                let calm = now + anchors::pause(term).max(QUEUE_PATIENCE);
                 self.set_open(
                     slot,
                     state,
@@ -106,6 +108,7 @@ impl Holder {
                         request,
                         due,
                         patient,
+                        calm,
                         term,
                     },
                 );

@@ -70,7 +70,6 @@ impl SlotState {
             returned: Tokens::ZERO,
             reported: Tokens::ZERO,
             noticed: Tokens::ZERO,
-            told: Tokens::ZERO,
             term: Term::ZERO,
             deadline: Timestamp::ZERO,
             stage: Stage::Ended,

@@ -14,24 +14,49 @@ impl SlotState {
         match self.open {
             Open::Flying { due, .. } => now >= due,
             Open::Queued { due, .. } => {
-                let news = self.supersedes_queued(now);
-                now >= due || (news && self.purpose(now, round_trip, cell).is_some())
+                let urgent = self.closing.is_some() || self.owes_report;
+                let purpose = || self.purpose(now, round_trip, cell).is_some();
+                now >= due || self.has_news(now) || (urgent && purpose())
             }
             Open::Nothing => self.purpose(now, round_trip, cell).is_some(),
         }
     }
 
     /// A queued wish is left alone, unless there is something that must not wait for its turn.
-    ///
-    /// One such thing is the last of the held tokens spent: as long as they count as outstanding,
-    /// they may be just what keeps whoever is first in the queue from being served.
     pub(super) fn supersedes_queued(&self, now: Timestamp) -> bool {
-        let ran_dry = match self.open {
-            Open::Queued { patient, .. } => now >= patient && self.touched,
-            Open::Nothing | Open::Flying { .. } => false,
+        self.closing.is_some() || self.owes_report || self.has_news(now)
+    }
+
+    /// True if more was spent or taken back than the last message said, and it is time to say so.
+    ///
+    /// As long as the authority counts it as outstanding, it may be just what keeps whoever is
+    /// first in the queue from being served.
+    fn has_news(&self, now: Timestamp) -> bool {
+        let Open::Queued {
+            request,
+            patient,
+            calm,
+            ..
+        } = self.open
+        else {
+            return false;
         };
-        let news = ran_dry && self.lease.is_some_and(|lease| lease.noticed > lease.told);
-        self.closing.is_some() || self.owes_report || news
+        let Some(lease) = self.lease.filter(|l| l.stage != Stage::Released) else {
+            return false;
+        };
+        let (spent, returned) = if request.lease == Some(lease.id) {
+            (request.spent, request.returned)
+        } else {
+            (Tokens::ZERO, Tokens::ZERO)
+        };
+        let time = if self.is_dry() { patient } else { calm };
+        lease.returned > returned || (lease.noticed > spent && now >= time)
+    }
+
+    /// True if nothing of a lease is left to spend, as of the last look.
+    pub(super) fn is_dry(&self) -> bool {
+        self.lease
+            .is_some_and(|lease| lease.noticed + lease.returned >= lease.granted)
     }
 
     /// The one place that decides what to say when no request is open.
@@ -142,6 +167,31 @@ impl SlotState {
         }
     }
 
+    /// A request that goes out again: the same sequence and wish, with counters as of now.
+    ///
+    /// Counters are running totals, so a fresh one is never wrong; a stale one would have the
+    /// authority extend a lease for tokens that are long spent.
+    pub(super) fn repeat(&mut self, request: LeaseRequest, cell: &LeaseCell) -> LeaseRequest {
+        let purpose = if request.release {
+            Purpose::Release
+        } else {
+            Purpose::Ask
+        };
+        let named = self.lease.is_some_and(|l| request.lease == Some(l.id));
+        if request.release && !named {
+            return request;
+        }
+        match self.counters(purpose, cell) {
+            (None, ..) => request,
+            (lease, spent, returned) => LeaseRequest {
+                lease,
+                spent,
+                returned,
+                ..request
+            },
+        }
+    }
+
     /// The lease's running totals; from here on what they count as spent can never come back.
     fn counters(
         &mut self,
@@ -151,7 +201,6 @@ impl SlotState {
         let Some(lease) = self.lease.as_mut() else {
             return (None, Tokens::ZERO, Tokens::ZERO);
         };
-        lease.told = lease.noticed;
         let given = lease.granted.minus(lease.returned);
         match lease.stage {
             Stage::Live if given.less(cell.view().tokens) > lease.reported => {

@@ -25,8 +25,6 @@ pub(super) struct Lease {
     pub(super) reported: Tokens,
     /// Spent as of the last look at demand.
     pub(super) noticed: Tokens,
-    /// Spent as of the last request.
-    pub(super) told: Tokens,
     pub(super) term: Term,
     /// Rounded down to a tick, as the cell has it.
     pub(super) deadline: Timestamp,
@@ -62,6 +60,8 @@ pub(super) enum Open {
         due: Timestamp,
         /// Until then it is left alone even if the cell runs dry: its turn may come soon.
         patient: Timestamp,
+        /// Until then it is left alone while there are tokens to spend.
+        calm: Timestamp,
         /// Anchors must flow each quarter of this.
         term: Term,
     },
@@ -359,8 +359,14 @@ impl SlotState {
             Open::Flying { due, .. } | Open::Queued { due, .. } => connected.then_some(due),
             Open::Nothing => wishes.then_some(self.backoff),
         };
-        let patient = match self.open {
-            Open::Queued { patient, .. } if self.touched => Some(patient),
+        let report = match self.open {
+            Open::Queued { patient, .. } if self.is_dry() => Some(patient),
+            // Spending gives no sign before the cell is dry: look at it now and then.
+            Open::Queued { calm, term, .. } if live.is_some() => Some(if now < calm {
+                calm
+            } else {
+                now + super::anchors::pause(term)
+            }),
             _ => None,
         };
         let keeping = connected && matches!(self.open, Open::Nothing) && self.closing.is_none();
@@ -369,7 +375,7 @@ impl SlotState {
             live.map(|lease| lease.deadline),
             self.closing,
             request,
-            patient,
+            report.filter(|_| connected),
             kept.filter(|_| !self.idle(now)).map(|_| self.renewal_at()),
             kept.map(|_| self.active + self.settings.idle_return),
         ];

@@ -3,12 +3,13 @@
 use alloc::vec::Vec;
 
 use super::Holder;
+use super::anchors::{self, HEARTBEAT};
 use super::slot::{Open, SlotState};
 use super::types::{Cells, Event, HolderMessage, Slot};
 use crate::cell::LeaseCell;
 use crate::id::KeyNumber;
 use crate::message::{Introduction, LeaseRequest};
-use crate::time::{Term, Timestamp};
+use crate::time::Timestamp;
 
 /// Most requests in one message.
 pub const REQUESTS_MAX: usize = 1000;
@@ -16,8 +17,6 @@ pub const REQUESTS_MAX: usize = 1000;
 pub const INTRODUCTIONS_MAX: usize = 1000;
 /// Bytes of introductions after which a message is closed; an address is a few kilobytes at most.
 const INTRODUCTION_BYTES: usize = 256 * 1024;
-/// A stream without other messages carries one this often.
-const HEARTBEAT: Term = Term::from_seconds(1);
 
 impl Holder {
     /// The next message to send at `now`, or `None` if there is nothing to say or no stream. Call
@@ -67,11 +66,10 @@ impl Holder {
     /// When the next message must leave at the latest: each second, and each quarter of the
     /// shortest term for which a wish is queued, so that its grant finds a fresh anchor.
     pub(super) fn heartbeat_at(&self) -> Timestamp {
-        let quarter = self
+        let pause = self
             .queued
             .first()
-            .map_or(HEARTBEAT, |(term, _)| term.scale_down(1, 4));
-        let pause = HEARTBEAT.min(quarter).max(Term::from_millis(10));
+            .map_or(HEARTBEAT, |(term, _)| anchors::pause(*term));
         self.last_sent.map_or(Timestamp::ZERO, |sent| sent + pause)
     }
 
@@ -104,8 +102,8 @@ impl Holder {
                 Open::Flying {
                     request, attempts, ..
                 },
-            ) => (request, attempts.saturating_add(1)),
-            (None, Open::Queued { request, .. }) => (request, 2),
+            ) => (state.repeat(request, cell), attempts.saturating_add(1)),
+            (None, Open::Queued { request, .. }) => (state.repeat(request, cell), 2),
             (None, Open::Nothing) => return None,
         };
         if attempts > 1 {
