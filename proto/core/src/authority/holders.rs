@@ -1,5 +1,6 @@
 //! Who talks to this shard: incarnations, their streams, anchors and interned key numbers.
 
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use hashbrown::HashMap;
@@ -27,6 +28,8 @@ pub(super) struct Holder {
     pub(super) heard_at: Timestamp,
     /// Leases of this holder in this shard.
     pub(super) leases: u32,
+    /// Buckets that passed its waiting request over, since it had been silent for too long.
+    pub(super) passed_over: BTreeSet<u32>,
     numbers: HashMap<KeyNumber, Numbered, NumberHash>,
     /// Numbers whose introduction was refused; every request for them is too.
     refused: HashMap<KeyNumber, Refusal, NumberHash>,
@@ -57,6 +60,7 @@ impl Holder {
     }
 
     fn forget_numbers(&mut self) {
+        self.passed_over = BTreeSet::new();
         self.numbers = HashMap::default();
         self.refused = HashMap::default();
     }
@@ -163,6 +167,7 @@ impl Holders {
             anchor: MessageNumber::default(),
             heard_at: Timestamp::ZERO,
             leases: 0,
+            passed_over: BTreeSet::new(),
             numbers: HashMap::default(),
             refused: HashMap::default(),
         };

@@ -117,7 +117,9 @@ impl Authority {
                 stream,
                 number,
             } => {
-                self.heard(now, incarnation, stream, number);
+                if let Some(holder) = self.heard(now, incarnation, stream, number) {
+                    self.serve_passed_over(now, holder, effects);
+                }
             }
             Input::Introduce {
                 incarnation,
@@ -134,6 +136,7 @@ impl Authority {
             } => {
                 if let Some(holder) = self.heard(now, incarnation, stream, number) {
                     self.request(now, holder, &request, effects);
+                    self.serve_passed_over(now, holder, effects);
                 }
             }
             Input::Written { write } => self.written(now, write, effects),

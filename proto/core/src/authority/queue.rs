@@ -42,12 +42,17 @@ impl Queue {
         self.waiters.len()
     }
 
-    pub(super) fn front(&self) -> Option<&Waiter> {
-        self.waiters.front()
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Waiter> {
+        self.waiters.iter()
     }
 
-    pub(super) fn pop(&mut self) -> Option<Waiter> {
-        self.waiters.pop_front()
+    /// The request that has so many before it.
+    pub(super) fn at(&self, place: usize) -> Option<&Waiter> {
+        self.waiters.get(place)
+    }
+
+    pub(super) fn take(&mut self, place: usize) -> Option<Waiter> {
+        self.waiters.remove(place)
     }
 
     pub(super) fn of(&self, incarnation: Incarnation) -> Option<&Waiter> {

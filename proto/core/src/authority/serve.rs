@@ -274,48 +274,61 @@ impl Authority {
     /// Serves waiting requests in order while there is enough for the first of them, then enters
     /// the bucket in the timetable for when there will be. The bucket is settled.
     pub(super) fn serve(&mut self, now: Timestamp, slot: u32, effects: &mut Vec<Effect>) {
-        while let Some(front) = self
-            .buckets
-            .get(slot)
-            .queue
-            .as_ref()
-            .and_then(|q| q.front())
-        {
-            let front = *front;
-            if self.can_be_told(now, slot, &front) {
-                let Some(tokens) = self.amount(slot, &front) else {
+        let mut place = 0_usize;
+        while let Some(waiter) = self.waiter_at(slot, place) {
+            if !self.holders.is_waiting_on(waiter.holder, waiter.stream) {
+                self.take_waiter(slot, place);
+            } else if !self.is_fresh(now, slot, &waiter) {
+                self.holders.get_mut(waiter.holder).passed_over.insert(slot);
+                place = place.saturating_add(1);
+            } else {
+                let Some(tokens) = self.amount(slot, &waiter) else {
                     break;
                 };
                 self.stats.pushes = self.stats.pushes.saturating_add(1);
-                self.pop_front(slot);
-                self.grant(now, slot, &front, tokens, effects);
-            } else {
-                self.pop_front(slot);
+                self.take_waiter(slot, place);
+                self.grant(now, slot, &waiter, tokens, effects);
             }
         }
         self.schedule(now, slot);
     }
 
-    fn pop_front(&mut self, slot: u32) {
-        let queue = self
-            .buckets
-            .get_mut(slot)
-            .queue
-            .as_mut()
-            .expect("a front has a queue");
-        queue.pop();
+    fn waiter_at(&self, slot: u32, place: usize) -> Option<Waiter> {
+        self.buckets.get(slot).queue.as_ref()?.at(place).copied()
+    }
+
+    fn take_waiter(&mut self, slot: u32, place: usize) {
+        let bucket = self.buckets.get_mut(slot);
+        let queue = bucket.queue.as_mut().expect("a waiter has a queue");
+        queue.take(place);
         self.waiting = self.waiting.saturating_sub(1);
     }
 
-    /// False if the asker's stream is gone, or if its last message is so old that a term counted
-    /// from it would be half over: then it must ask again.
-    fn can_be_told(&self, now: Timestamp, slot: u32, waiter: &Waiter) -> bool {
-        if !self.holders.is_waiting_on(waiter.holder, waiter.stream) {
-            return false;
-        }
+    /// False if the asker's last message is so old that a term counted from it would be half over.
+    /// Then others are served before it, but it keeps its place for when it is heard again: it was
+    /// told that it waits, and would not know that it must ask anew.
+    fn is_fresh(&self, now: Timestamp, slot: u32, waiter: &Waiter) -> bool {
         let policy = self.policies.get(self.buckets.get(slot).policy);
         let fresh = policy.settings().term_max().scale_down(1, 2);
         now.since(self.holders.get(waiter.holder).heard_at) <= fresh
+    }
+
+    /// A holder was heard: the buckets that passed it over while it was silent look again.
+    pub(super) fn serve_passed_over(
+        &mut self,
+        now: Timestamp,
+        holder: u32,
+        effects: &mut Vec<Effect>,
+    ) {
+        let slots = core::mem::take(&mut self.holders.get_mut(holder).passed_over);
+        for slot in slots {
+            // Another bucket may have the slot by now; a look at it does no harm.
+            if self.buckets.try_get(slot).is_some() {
+                self.settle(slot, now);
+                self.serve(now, slot, effects);
+                self.check(slot);
+            }
+        }
     }
 
     /// Refuses waiting requests that a changed policy can never serve.
@@ -373,7 +386,9 @@ impl Authority {
 
     fn due(&self, now: Timestamp, slot: u32) -> Timestamp {
         let bucket = self.buckets.get(slot);
-        let Some(front) = bucket.queue.as_ref().and_then(|q| q.front()) else {
+        // Those who are silent are looked at when they are heard.
+        let waiters = bucket.queue.iter().flat_map(|queue| queue.iter());
+        let Some(front) = { waiters }.find(|w| self.is_fresh(now, slot, w)) else {
             return Timestamp::MAX;
         };
         let policy = self.policies.get(bucket.policy);

@@ -268,6 +268,45 @@ fn a_silent_asker_is_passed_over() {
     let answers = world.take_answers();
     assert_eq!(answers.len(), 1, "{answers:?}");
     assert_eq!(answers[0].0.get(), 2);
+    // It was told that it waits, so it keeps its place for when it is heard again.
+    let spent = Ask {
+        lease: answers[0].2.grant.map(|grant| grant.lease),
+        spent: 1,
+        ..want(1)
+    };
+    other.ask(&mut world, at(9_000), "k", spent);
+    world.take_answers();
+    world.pass(at(12_000));
+    assert!(world.take_answers().iter().all(|(who, ..)| who.get() == 2));
+    silent.anchor(&mut world, at(12_500));
+    world.pass(at(18_000));
+    let answers = world.take_answers();
+    assert!(
+        answers.iter().any(|(who, ..)| who.get() == 1),
+        "{answers:?}"
+    );
+}
+
+#[test]
+fn a_silent_asker_is_served_as_soon_as_it_is_heard_again() {
+    let mut world = World::new(policy(1, 6000, 1));
+    let mut client = world.connect(at(0), 1);
+    client.ask(&mut world, at(0), "k", want(1));
+    let grant = world.grant();
+    let spent = Ask {
+        lease: Some(grant.lease),
+        spent: 1,
+        ..want(1)
+    };
+    client.ask(&mut world, at(0), "k", spent);
+    world.take_answers();
+    world.pass(at(6_000));
+    assert!(
+        world.take_answers().is_empty(),
+        "its term would be half over"
+    );
+    client.anchor(&mut world, at(6_100));
+    assert_eq!(world.grant().granted, tokens(2));
 }
 
 #[test]
