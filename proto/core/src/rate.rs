@@ -11,9 +11,32 @@ use crate::tokens::Tokens;
 /// A level counted in *parts* of `1 / denominator` token grows by `numerator` parts a nanosecond.
 /// Both stay below 2⁵⁶ for every legal policy, so levels and refills fit 128 bits with room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Stored")]
 pub struct Rate {
     numerator: u64,
     denominator: u64,
+}
+
+/// A [`Rate`] as stored: what a store holds is refused where it is no rate, never divided by.
+#[derive(Deserialize)]
+struct Stored {
+    numerator: u64,
+    denominator: u64,
+}
+
+impl TryFrom<Stored> for Rate {
+    type Error = &'static str;
+
+    fn try_from(stored: Stored) -> Result<Self, Self::Error> {
+        let legal = 1..1 << 56;
+        if legal.contains(&stored.numerator) && legal.contains(&stored.denominator) {
+            return Ok(Self {
+                numerator: stored.numerator,
+                denominator: stored.denominator,
+            });
+        }
+        Err("a stored rate is out of range")
+    }
 }
 
 impl Rate {

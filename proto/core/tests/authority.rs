@@ -2,6 +2,7 @@
 
 mod authority {
     mod driver;
+    mod edges;
     mod grants;
     mod policies;
     mod restarts;

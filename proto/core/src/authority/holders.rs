@@ -59,6 +59,10 @@ impl Holder {
         }
     }
 
+    pub(super) fn forget_refusal(&mut self, number: KeyNumber) {
+        self.refused.remove(&number);
+    }
+
     fn forget_numbers(&mut self) {
         self.passed_over = BTreeSet::new();
         self.numbers = HashMap::default();

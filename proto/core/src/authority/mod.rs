@@ -253,6 +253,7 @@ impl Authority {
             .then(Box::<Reserve>::default);
         self.stats.buckets_made = self.stats.buckets_made.saturating_add(1);
         self.sweep.wake(now);
+        self.policies.bucket_made(policy);
         self.buckets.insert(Bucket {
             ledger,
             leases: Leases::default(),
@@ -275,7 +276,12 @@ impl Authority {
         self.stats.requests = self.stats.requests.saturating_add(1);
         let slot = match self.holders.get(holder).number(request.key) {
             Ok(known) if self.buckets.is_live(known.slot, known.generation) => known.slot,
-            Err(Some(refusal)) => return self.refuse(holder, request, refusal, effects),
+            Err(Some(refusal)) => {
+                // Said once: whoever asks again is told to introduce the bucket anew, and may find
+                // room, or the policy, by then.
+                self.holders.get_mut(holder).forget_refusal(request.key);
+                return self.refuse(holder, request, refusal, effects);
+            }
             Ok(_) | Err(None) => {
                 return self.refuse(holder, request, Refusal::UnknownKey, effects);
             }
@@ -513,6 +519,9 @@ impl Authority {
                     self.policies.insert(slot);
                 }
             }
+            // What was decided later stays: nobody serves below the version that is recorded.
+            Some(policy)
+                if history.changed_at() < self.policies.get(policy).history.changed_at() => {}
             Some(policy) => {
                 self.change_policy(now, policy, history, effects, &mut outstanding, &mut owed);
             }

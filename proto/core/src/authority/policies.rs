@@ -24,7 +24,7 @@ pub(super) struct Class {
     pub(super) unseen: Ledger,
 }
 
-/// One policy of the shard. Its slot is never given to another policy.
+/// One policy of the shard. Its slot is given to another only once no bucket names it.
 #[derive(Debug)]
 pub(super) struct PolicySlot {
     pub(super) id: PolicyId,
@@ -33,6 +33,11 @@ pub(super) struct PolicySlot {
     /// forgotten.
     pub(super) policy: Arc<Policy>,
     pub(super) classes: Vec<Class>,
+    /// Buckets in memory.
+    pub(super) buckets: u64,
+    /// Forgotten by the store: goes as soon as its last bucket is gone. Created again before, it
+    /// goes on, so that no bucket is ever there twice.
+    pub(super) over: bool,
     pub(super) stats: super::view::PolicyStats,
 }
 
@@ -134,6 +139,7 @@ impl PolicySlot {
         self.classes = classes;
         self.policy = policy;
         self.history = history;
+        self.over = false;
     }
 }
 
@@ -172,6 +178,8 @@ pub(super) fn begin(
         policy,
         classes,
         history,
+        buckets: 0,
+        over: false,
         stats: Default::default(),
     })
 }
@@ -205,6 +213,7 @@ fn unseen_at_beginning(
 pub(super) struct Policies {
     slots: Vec<PolicySlot>,
     by_id: BTreeMap<PolicyId, u32>,
+    free: Vec<u32>,
 }
 
 impl Policies {
@@ -221,15 +230,48 @@ impl Policies {
     }
 
     pub(super) fn insert(&mut self, policy: PolicySlot) -> u32 {
-        let slot = u32::try_from(self.slots.len()).expect("fewer than 2^32 policies");
-        self.by_id.insert(policy.id.clone(), slot);
-        self.slots.push(policy);
+        let id = policy.id.clone();
+        let slot = match self.free.pop() {
+            Some(slot) => {
+                *self.get_mut(slot) = policy;
+                slot
+            }
+            None => {
+                self.slots.push(policy);
+                let slots = u32::try_from(self.slots.len()).expect("fewer than 2^32 policies");
+                slots.saturating_sub(1)
+            }
+        };
+        self.by_id.insert(id, slot);
         slot
     }
 
-    /// Takes a policy that is gone for good out of sight; its slot stays for its last buckets.
+    /// The store has forgotten a deleted policy: its slot is free once its last bucket is gone.
     pub(super) fn retire(&mut self, id: &PolicyId) {
-        self.by_id.remove(id);
+        let Some(slot) = self.find(id) else { return };
+        if !self.get(slot).is_current() {
+            self.get_mut(slot).over = true;
+            self.free_if_over(slot);
+        }
+    }
+
+    pub(super) fn bucket_made(&mut self, slot: u32) {
+        let policy = self.get_mut(slot);
+        policy.buckets = policy.buckets.saturating_add(1);
+    }
+
+    pub(super) fn bucket_gone(&mut self, slot: u32) {
+        let policy = self.get_mut(slot);
+        policy.buckets = policy.buckets.checked_sub(1).expect("a bucket goes once");
+        self.free_if_over(slot);
+    }
+
+    fn free_if_over(&mut self, slot: u32) {
+        let policy = self.get(slot);
+        if policy.over && policy.buckets == 0 {
+            self.by_id.remove(&policy.id.clone());
+            self.free.push(slot);
+        }
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &PolicySlot> {

@@ -131,6 +131,7 @@ impl Authority {
             Some(record) => Box::new(Reserve::recovered(record)),
             None => Box::default(),
         });
+        self.policies.bucket_made(policy);
         let slot = self.buckets.insert(Bucket {
             ledger,
             leases,
@@ -310,8 +311,10 @@ fn restored(
     version: crate::id::PolicyVersion,
 ) -> Ledger {
     let capacity = Level::from_tokens(i128::from(limit.capacity().get()), limit.rate());
-    let used =
-        Level::from_parts(row.used_parts.max(0).saturating_neg()).converted(row.rate, limit.rate());
+    // More than 2^64 tokens were never used: a row that says so must not overflow what follows.
+    let used_most = Level::from_tokens(i128::from(u64::MAX), row.rate).parts();
+    let used = row.used_parts.clamp(0, used_most).saturating_neg();
+    let used = Level::from_parts(used).converted(row.rate, limit.rate());
     let mut ledger = Ledger {
         level: Level::from_parts(capacity.parts().saturating_add(used.parts())),
         settled_at: now,

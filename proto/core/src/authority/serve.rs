@@ -180,8 +180,11 @@ impl Authority {
             return None;
         }
         let free = ledger.takeable(limit).min(cap.less(ledger.outstanding));
+        let reach = cap.less(ledger.outstanding);
+        // No chunk is more than what can be there while others keep what they hold.
         let chunk = sizing::scarce_chunk(limit, settings, claimants)
             .min(wish)
+            .min(reach)
             .max(waiter.least);
         let amount = if free >= wish {
             wish
@@ -394,7 +397,9 @@ impl Authority {
         let policy = self.policies.get(bucket.policy);
         let limit = &policy.class(bucket.class).limit;
         let chunk = sizing::scarce_chunk(limit, policy.settings(), self.claimants(slot));
-        let goal = chunk.min(front.want).max(front.least);
+        let cap = sizing::live_cap(&bucket.ledger, limit, policy.settings());
+        let reach = cap.less(bucket.ledger.outstanding);
+        let goal = chunk.min(front.want).min(reach).max(front.least);
         let refilled = match bucket.ledger.time_until(goal, limit) {
             // Enough is there, so it is a cap, a record or a fair share that it waits for; their
             // end comes as an event of its own.

@@ -83,6 +83,7 @@ impl Authority {
             && (ledger.ghost.is_zero() || ledger.ghost_end == unseen.ghost_end);
         if same {
             self.buckets.remove(slot);
+            self.policies.bucket_gone(policy);
             self.stats.buckets_forgotten = self.stats.buckets_forgotten.saturating_add(1);
         }
     }

@@ -115,6 +115,9 @@ fn from_stored(stored: Stored) -> Result<PolicyHistory, String> {
             .map_err(|error| format!("a stored policy contradicts itself: {error}"))?;
     }
     let versions: Vec<PolicyVersion> = history.versions().map(|policy| policy.version()).collect();
+    if versions.is_empty() {
+        return Err(format!("stored policy `{}` has no version", history.id));
+    }
     let newest = versions.first().copied();
     if newest.is_some_and(|newest| newest > history.changed_at)
         || !versions.is_sorted_by(|a, b| a > b)
