@@ -51,6 +51,25 @@ fn a_second_crash_within_a_term_counts_both_tenures() {
 }
 
 #[test]
+fn what_is_live_and_the_ghost_are_never_more_than_the_next_owner_assumes() {
+    let mut world = World::new(policy(10, 1000, 100));
+    world.crash(at(0));
+    // Twenty tokens have come back by now, and three holders would take them all.
+    let now = at(5_000);
+    assert_eq!(world.inspect(now, "k").available, 20);
+    for who in 1..=3 {
+        let mut client = world.connect(now, who);
+        client.ask(&mut world, now, "k", want(100));
+    }
+    let view = world.inspect(now, "k");
+    // A share of what the ghost leaves free, not of the capacity.
+    assert_eq!((view.outstanding, view.ghost), (tokens(16), tokens(80)));
+    world.crash(now);
+    let assumed = world.inspect(now, "k").ghost;
+    assert_eq!(assumed, view.outstanding.plus(view.ghost));
+}
+
+#[test]
 fn a_settled_shard_counts_one_tenure_again() {
     let mut world = World::new(policy(10, 1000, 100));
     world.crash(at(0));
