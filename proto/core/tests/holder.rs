@@ -508,6 +508,22 @@ fn rig_request() -> quota_core::message::LeaseRequest {
 }
 
 #[test]
+fn a_push_that_got_lost_is_asked_after_within_a_term() {
+    let mut rig = Rig::ready();
+    rig.touch(1);
+    let (number, request) = rig.one();
+    let retry_after = Term::from_seconds(600);
+    rig.answer(number, &request, None, Status::Queued { retry_after });
+    rig.pass(TEN);
+    assert!(rig.sent().is_empty());
+    rig.pass(Term::from_seconds(2));
+    let (number, again) = rig.one();
+    assert_eq!(again.sequence, request.sequence);
+    rig.answer(number, &again, Some(grant(1, 3, TEN)), DONE);
+    assert_eq!(rig.left(), 3);
+}
+
+#[test]
 fn refusals_are_told_and_back_off() {
     let mut rig = Rig::ready();
     rig.touch(1);

@@ -21,8 +21,11 @@ const UNKNOWN_PAUSE: Term = Term::from_seconds(1);
 /// A queued wish whose holder ran dry is left alone for this long: on a scarce hot key the next
 /// chunk comes sooner, and a message for each would double the traffic.
 const QUEUE_PATIENCE: Term = Term::from_millis(250);
-/// A queued wish is asked after this much later than its promised turn.
+/// A queued wish is asked after this much later than its promised turn, or than a term if that is
+/// sooner: a push that got lost, or was too old to be believed, is not waited for in vain.
 const QUEUE_SLACK: Term = Term::from_seconds(2);
+/// However short the term.
+const QUEUE_WAIT_MIN: Term = Term::from_seconds(1);
 
 impl Holder {
     pub(super) fn answer(
@@ -98,7 +101,7 @@ impl Holder {
                 let until = now + retry_after;
                 state.retry_at = Some(until);
                 let term = state.lease.map_or(state.settings.term, |lease| lease.term);
-                let due = now + retry_after.min(PAUSE_MAX) + QUEUE_SLACK;
+                let due = now + retry_after.min(term.max(QUEUE_WAIT_MIN)) + QUEUE_SLACK;
                 let patient = now + QUEUE_PATIENCE;
                 let calm = now + anchors::pause(term).max(QUEUE_PATIENCE);
                 self.set_open(
