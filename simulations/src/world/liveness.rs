@@ -88,7 +88,22 @@ impl World {
         let Some(view) = tenure.authority.inspect(now, &address) else {
             return false;
         };
-        view.available >= 0 && view.ghost.is_zero() && self.wait_bound(bucket) <= PATIENCE
+        view.available >= 0
+            && view.ghost.is_zero()
+            && self.grants_arrive(bucket)
+            && self.wait_bound(bucket) <= PATIENCE
+    }
+
+    /// False if most grants are over when they arrive: the anchor that a push names was sent a
+    /// quarter of a term and a way ago, and the push itself takes another way; usual ways take up
+    /// to twice the mean.
+    fn grants_arrive(&self, bucket: usize) -> bool {
+        let history = self.store.policy(&self.buckets[bucket].address.policy);
+        let Some(policy) = history.and_then(|h| h.current()) else {
+            return false;
+        };
+        let term = policy.lease().term_max().as_nanos();
+        term / 4 + 4 * self.shape.network.delay + 20 * MILLI < term
     }
 
     /// How long a caller may have to wait: all that can wait before it, twice over, what idle
@@ -205,13 +220,20 @@ impl World {
         let narrow = self.is_narrow(bucket);
         if allowed >= 20 && !narrow && used < allowed / 2 {
             let address = &self.buckets[bucket].address;
-            let text = format!("{address}: {used} of {allowed} tokens were admitted");
+            let history = self.store.policy(&address.policy);
+            let policy = history.and_then(|h| h.current()).map(|p| p.spec().clone());
+            let text = format!(
+                "{address}: {used} of {allowed} tokens were admitted in {span:?}; {} holders, \
+                 {policy:?}",
+                self.shape.clients
+            );
             self.fail("utilisation returns", text);
         }
     }
 
     /// True if what may be out at a time is used up many times in a round trip, so that no
-    /// authority could serve the rate.
+    /// authority could serve the rate; or, for reserved buckets, what one write books in the time
+    /// that a write takes: a sixteenth of the capacity, so that a crash costs no more.
     fn is_narrow(&self, bucket: usize) -> bool {
         let history = self.store.policy(&self.buckets[bucket].address.policy);
         let Some(policy) = history.and_then(|h| h.current()) else {
@@ -221,6 +243,9 @@ impl World {
         let share = policy.lease().share_per_mille();
         let cap = quota_core::policy::live_cap(limit.capacity(), share, limit.cost_max());
         let trip = Term::from_nanos(12 * self.shape.network.delay + 20 * MILLI);
+        let write = Term::from_nanos(2 * self.shape.write_time);
+        let block = limit.capacity().scale_down(1, 16).max(Tokens::ONE);
         limit.rate().tokens_in(trip) > cap
+            || (limit.is_reserved() && limit.rate().tokens_in(write) > block)
     }
 }
