@@ -7,12 +7,13 @@
 //! - `ledger`: one bucket's tokens and their conservation
 //! - `lease`, `holders`: who holds what
 //! - `sizing`, `queue`, `serve`: how much, and who next
-//! - `reserve`: booking tokens durably before they are granted
-//! - `policies`: versions, and what an unseen bucket is
+//! - `reserve`, `write`: booking tokens durably before they are granted
+//! - `policies`, `change`: versions, and what an unseen bucket is
 //! - `restart`: take-over and hand-over
 //! - `sweep`: forgetting buckets that nothing distinguishes from new ones
 
 mod bucket;
+mod change;
 mod holders;
 mod input;
 mod lease;
@@ -25,6 +26,7 @@ mod serve;
 mod sizing;
 mod sweep;
 mod view;
+mod write;
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
@@ -36,14 +38,13 @@ pub use self::view::{BucketView, LeaseView, PolicyStats, Stats};
 use self::bucket::{Bucket, Buckets};
 use self::holders::{Holders, Numbered};
 use self::lease::{Lease, Leases};
-use self::policies::{Beginning, Policies};
+use self::policies::Policies;
 use self::reserve::{Reserve, Writes};
 use self::sweep::Sweep;
 use crate::id::{Epoch, Incarnation, KeyNumber, LeaseId, MessageNumber, Sequence};
 use crate::key::{BucketAddress, Key};
 use crate::message::{Answer, Grant, Introduction, LeaseRequest, Refusal, Status};
-use crate::policy::{Limit, PolicyHistory};
-use crate::record::Stamp;
+use crate::policy::Limit;
 use crate::time::{DriftAllowance, Term, Timestamp};
 use crate::tokens::Tokens;
 
@@ -508,92 +509,6 @@ impl Authority {
         });
     }
 
-    fn apply_policy(&mut self, now: Timestamp, history: PolicyHistory, effects: &mut Vec<Effect>) {
-        let id = history.id().clone();
-        let version = history.current().map(|policy| policy.version());
-        let (mut outstanding, mut owed) = (Tokens::ZERO, Tokens::ZERO);
-        match self.policies.find(&id) {
-            None => {
-                if let Some(slot) = policies::begin(now, history, Beginning::New, self.config.drift)
-                {
-                    self.policies.insert(slot);
-                }
-            }
-            // What was decided later stays: nobody serves below the version that is recorded.
-            Some(policy)
-                if history.changed_at() < self.policies.get(policy).history.changed_at() => {}
-            Some(policy) => {
-                self.change_policy(now, policy, history, effects, &mut outstanding, &mut owed);
-            }
-        }
-        effects.push(Effect::PolicyApplied {
-            id,
-            version,
-            outstanding,
-            owed,
-        });
-    }
-
-    /// Brings every bucket of a policy under its new version at this instant, so that no later
-    /// grant follows the old one.
-    fn change_policy(
-        &mut self,
-        now: Timestamp,
-        policy: u32,
-        history: PolicyHistory,
-        effects: &mut Vec<Effect>,
-        outstanding: &mut Tokens,
-        owed: &mut Tokens,
-    ) {
-        let touched: Vec<u32> = self
-            .buckets
-            .occupied()
-            .filter(|slot| self.buckets.get(*slot).policy == policy)
-            .collect();
-        let mut old_limits = Vec::with_capacity(touched.len());
-        for slot in &touched {
-            self.settle(*slot, now);
-            *outstanding += self.buckets.get(*slot).ledger.outstanding;
-            old_limits.push(*self.limit_of(*slot));
-        }
-        self.policies.get_mut(policy).change(now, history);
-        for (slot, old) in touched.into_iter().zip(old_limits) {
-            let changed = self.policies.get(policy);
-            let bucket = self.buckets.get_mut(slot);
-            bucket.class = changed.class_of(&bucket.key);
-            let class = changed.class(bucket.class);
-            bucket.ledger.restate(&old, &class.limit);
-            let debt = bucket
-                .ledger
-                .level
-                .tokens(class.limit.rate())
-                .min(0)
-                .unsigned_abs();
-            *owed += Tokens::new(u64::try_from(debt).unwrap_or(u64::MAX));
-            // A lease belongs to one version: its renewal opens another.
-            for lease in bucket.leases.as_mut_slice() {
-                lease.current &= changed.is_current() && lease.version == changed.version();
-            }
-            match (class.limit.is_reserved(), bucket.reserve.is_some()) {
-                (true, false) => bucket.reserve = Some(Box::default()),
-                (false, true) => self.unreserve(slot),
-                _ => {}
-            }
-            self.drop_unservable(now, slot, effects);
-            self.serve(now, slot, effects);
-            self.check(slot);
-        }
-    }
-
-    /// A bucket stops keeping records. One in flight still ends, into nothing.
-    fn unreserve(&mut self, slot: u32) {
-        self.buckets.get_mut(slot).reserve = None;
-        self.writes.dirty.retain(|dirty| *dirty != slot);
-        if let Some((_, slots)) = self.writes.in_flight.as_mut() {
-            slots.retain(|written| *written != slot);
-        }
-    }
-
     fn tick(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
         while let Some((due, slot)) = self.timetable.first().copied() {
             if due > now {
@@ -610,80 +525,6 @@ impl Authority {
             effects.push(Effect::Settle);
         }
         self.sweep(now);
-    }
-
-    /// Hands the gathered records to the store, unless a write is in flight.
-    fn flush_writes(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
-        if self.writes.in_flight.is_some() || self.writes.dirty.is_empty() {
-            return;
-        }
-        let mut slots = core::mem::take(&mut self.writes.dirty);
-        slots.sort_unstable();
-        slots.dedup();
-        let mut records = Vec::with_capacity(slots.len());
-        slots.retain(|slot| {
-            let Some(record) = self.record(now, *slot) else {
-                return false;
-            };
-            records.push(record);
-            true
-        });
-        if records.is_empty() {
-            return;
-        }
-        self.writes.last = self
-            .writes
-            .last
-            .checked_add(1)
-            .expect("fewer than 2^64 writes");
-        let write = WriteId(self.writes.last);
-        self.writes.in_flight = Some((write, slots));
-        let count = u64::try_from(records.len()).unwrap_or(u64::MAX);
-        self.stats.records_written = self.stats.records_written.saturating_add(count);
-        self.stats.writes = self.stats.writes.saturating_add(1);
-        effects.push(Effect::Write { write, records });
-    }
-
-    fn record(&mut self, now: Timestamp, slot: u32) -> Option<crate::record::ReservationWrite> {
-        self.buckets.try_get(slot)?;
-        self.settle(slot, now);
-        let stamp = Stamp {
-            boot: self.config.boot,
-            at: now,
-        };
-        let bucket = self.buckets.get_mut(slot);
-        let policy = self.policies.get(bucket.policy);
-        let active = !bucket.leases.is_empty() || bucket.waiting() > 0;
-        let limit = &policy.class(bucket.class).limit;
-        let reserve = bucket.reserve.as_mut()?;
-        let record = reserve.next_record(&bucket.ledger, limit, policy.version(), stamp, active)?;
-        let address = BucketAddress {
-            policy: policy.id.clone(),
-            key: bucket.key.clone(),
-        };
-        Some(crate::record::ReservationWrite {
-            bucket: address,
-            reservation: record,
-        })
-    }
-
-    fn written(&mut self, now: Timestamp, write: WriteId, effects: &mut Vec<Effect>) {
-        let Some((in_flight, slots)) = self.writes.in_flight.take() else {
-            return;
-        };
-        if in_flight != write {
-            self.writes.in_flight = Some((in_flight, slots));
-            return;
-        }
-        for slot in slots {
-            let reserve = self.buckets.get_mut(slot).reserve.as_mut();
-            reserve
-                .expect("a bucket keeps its reserve while a record is in flight")
-                .written();
-            self.settle(slot, now);
-            self.serve(now, slot, effects);
-            self.check(slot);
-        }
     }
 
     /// Panics unless the invariants of the bucket that was touched hold.
