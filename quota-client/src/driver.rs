@@ -308,6 +308,8 @@ impl Driver {
                 }
                 Event::Refused { slot, cause } => {
                     let (status, expected) = match cause {
+                        // Nothing is short: the grant only waits until its record is durable.
+                        Cause::Exhausted { until } if until <= clock::now() => continue,
                         Cause::Exhausted { until } => (Status::Exhausted, until),
                         Cause::UnknownPolicy => (Status::UnknownPolicy, Timestamp::ZERO),
                         Cause::CostAboveCapacity { .. } => {
