@@ -126,6 +126,9 @@ impl Holder {
             Status::Done | Status::Refused(_) | Status::Recall { .. } => {
                 self.set_open(slot, state, Open::Nothing);
                 state.touched = false;
+                let heard = !matches!(answer.status, Status::Refused(Refusal::Busy { .. }));
+                // What a busy authority did not take in has to be said again.
+                state.owes_report |= request.release && !heard;
                 if request.release && !state.owes_report {
                     forget_released(state, request);
                 }

@@ -25,8 +25,13 @@ impl SlotState {
         };
         let added = grant.granted.less(lease.granted);
         lease.granted = lease.granted.plus(added);
-        lease.term = grant.term.min(CELL_TERM_MAX);
-        let deadline = floor_to_tick(sent + lease.term).max(lease.deadline);
+        let term = grant.term.min(CELL_TERM_MAX);
+        // A lease of an earlier policy version is given no further term; how often to renew and
+        // to send anchors still follows the term that it had.
+        if term > Term::ZERO {
+            lease.term = term;
+        }
+        let deadline = floor_to_tick(sent + term).max(lease.deadline);
         // A deadline of exactly now is past: spending needs an earlier tick.
         let usable = self.closing.is_none() && lease.stage != Stage::Released && deadline > now;
         let refused = if usable {

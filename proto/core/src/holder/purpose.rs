@@ -69,7 +69,7 @@ impl SlotState {
         if self.closing.is_some() {
             return match self.stage() {
                 Some(Stage::Live | Stage::Ended) => Some(Purpose::Release),
-                Some(Stage::Released) => self.owes_report.then_some(Purpose::Release),
+                Some(Stage::Released) => self.owes_again(now).then_some(Purpose::Release),
                 None => matches!(self.open, Open::Queued { .. }).then_some(Purpose::Withdraw),
             };
         }
@@ -79,12 +79,17 @@ impl SlotState {
         }
         match self.stage() {
             None => None,
-            Some(Stage::Released) => self.owes_report.then_some(Purpose::Release),
+            Some(Stage::Released) => self.owes_again(now).then_some(Purpose::Release),
             Some(Stage::Ended) => Some(Purpose::Release),
             Some(Stage::Live) if self.owes_report => Some(Purpose::Report),
             Some(Stage::Live) if self.idle(now) => self.when_idle(cell),
             Some(Stage::Live) => (now >= self.renewal_at()).then_some(Purpose::Ask),
         }
+    }
+
+    /// True if a release has to be said again, and a busy authority has had its pause.
+    fn owes_again(&self, now: Timestamp) -> bool {
+        self.owes_report && now >= self.backoff
     }
 
     fn when_idle(&self, cell: &LeaseCell) -> Option<Purpose> {

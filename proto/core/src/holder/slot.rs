@@ -354,7 +354,7 @@ impl SlotState {
     /// When to look at the slot next without an input.
     pub(super) fn next_timer(&self, now: Timestamp, connected: bool) -> Option<Timestamp> {
         let live = self.lease.filter(|lease| lease.stage == Stage::Live);
-        let wishes = self.touched || self.rearms || !self.awaited().is_zero();
+        let wishes = self.touched || self.rearms || self.owes_report || !self.awaited().is_zero();
         let request = match self.open {
             Open::Flying { due, .. } | Open::Queued { due, .. } => connected.then_some(due),
             Open::Nothing => wishes.then_some(self.backoff),
