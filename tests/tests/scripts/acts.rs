@@ -46,6 +46,10 @@ impl World {
                 self.silent.insert(name.into());
                 words.end()
             }
+            "speaks" => {
+                self.silent.remove(name);
+                words.end()
+            }
             "hears" => {
                 self.deaf.remove(name);
                 words.end()
