@@ -67,13 +67,13 @@ fn seeds_to_catch(sabotage: Sabotage, most: u64) -> (u64, &'static str) {
 fn each_sabotage_of_the_world_is_caught() {
     for (sabotage, most) in [
         (Sabotage::StricterOracle, 20),
-        (Sabotage::NewestAnchor, 150),
+        (Sabotage::NewestAnchor, 60),
         (Sabotage::SlowHolders, 100),
         (Sabotage::ForgottenTenures, 50),
         (Sabotage::ForgottenRecords, 50),
         (Sabotage::ForgottenFormers, 100),
         (Sabotage::EarlyAcknowledge, 100),
-        (Sabotage::ClockBeforeDebit, 300),
+        (Sabotage::ClockBeforeDebit, 100),
     ] {
         let (seeds, invariant) = seeds_to_catch(sabotage, most);
         println!("{sabotage:?}: caught by `{invariant}` after {seeds} seeds");

@@ -2,7 +2,7 @@
 
 use quota_core::holder::{Input, Slot};
 
-use super::{Event, World};
+use super::{Event, Sabotage, World};
 use crate::client::{Link, Use};
 use crate::coverage::Sometimes;
 use crate::network::Way;
@@ -67,6 +67,10 @@ impl World {
                 self.hit(Sometimes::HolderPaused);
                 let until = self.time + self.random.below(term * 2);
                 self.clients[client].paused_until = until;
+                if self.sabotage == Sabotage::ClockBeforeDebit {
+                    let (life, read) = (self.clients[client].life, self.time);
+                    self.at(until, Event::SpendLate { client, life, read });
+                }
                 self.coverage
                     .hit_if(until > self.time + term, Sometimes::PausedPastDeadline);
             }

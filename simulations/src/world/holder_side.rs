@@ -464,14 +464,22 @@ impl World {
     /// One request through the shipped spend path; true if it was admitted.
     pub(super) fn spend(&mut self, client: usize, bucket: usize, slot: Slot, cost: Tokens) -> bool {
         let preempted = self.preemption();
+        self.spend_reading(client, bucket, slot, cost, self.time + preempted)
+    }
+
+    /// As [`World::spend`], with the clock read at the given true time: after the debit in the
+    /// shipped order, before it in a sabotaged world.
+    fn spend_reading(
+        &mut self,
+        client: usize,
+        bucket: usize,
+        slot: Slot,
+        cost: Tokens,
+        read: u64,
+    ) -> bool {
         let node = &self.clients[client];
         let (before, clock, time) = (node.table.cell(slot).view(), node.clock, self.time);
-        let early = self.sabotage == Sabotage::ClockBeforeDebit;
-        let read = if early {
-            time.saturating_sub(self.shape.term)
-        } else {
-            time + preempted
-        };
+        let (preempted, early) = (read > time, read < time);
         let now = Tick::at(clock.read(time));
         let outcome = node
             .table
@@ -482,7 +490,7 @@ impl World {
             Spend::Exhausted { renew } => (false, renew),
             Spend::Ended { renew } => {
                 self.hit(Sometimes::SpendEnded);
-                let late = before.live(now) && preempted > 0;
+                let late = before.live(now) && preempted;
                 self.coverage.hit_if(late, Sometimes::PreemptedPastDeadline);
                 self.coverage
                     .hit_if(before.renewing, Sometimes::ExpiryDuringRenewal);
@@ -504,6 +512,23 @@ impl World {
             self.client_input(client, Input::Touched { slot });
         }
         admitted
+    }
+
+    /// Spenders of a sabotaged world that read the clock when their process was paused, and debit
+    /// when it goes on.
+    pub(super) fn spend_late(&mut self, client: usize, life: u64, read: u64) {
+        if life != self.clients[client].life || !self.clients[client].alive {
+            return;
+        }
+        for place in 0..self.clients[client].uses.len() {
+            let Use::Bucket(bucket) = self.clients[client].uses[place] else {
+                continue;
+            };
+            let slot = Slot::new(u32::try_from(place).expect("small"));
+            while self.failure.is_none()
+                && self.spend_reading(client, bucket, slot, Tokens::ONE, read)
+            {}
+        }
     }
 
     /// A request that two buckets must admit: debit both, one clock reading, all or nothing. Every

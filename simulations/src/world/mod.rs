@@ -62,7 +62,8 @@ pub enum Sabotage {
     ForgottenFormers,
     /// Reservations are not read back at a claim.
     ForgottenRecords,
-    /// Holders read the clock before the debit, and are preempted in between.
+    /// Holders read the clock before the debit; a process that is paused in between goes on with
+    /// what it read.
     ClockBeforeDebit,
 }
 
@@ -181,6 +182,12 @@ enum Event {
     Arrive {
         client: usize,
         bucket: usize,
+    },
+    /// Only in a sabotaged world.
+    SpendLate {
+        client: usize,
+        life: u64,
+        read: u64,
     },
     Drain {
         client: usize,
@@ -548,6 +555,7 @@ impl World {
             Event::ClientTick { client, life } => self.client_tick(client, life),
             Event::ClientStart { client, life } => self.client_start(client, life),
             Event::Arrive { client, bucket } => self.arrive(client, bucket),
+            Event::SpendLate { client, life, read } => self.spend_late(client, life, read),
             Event::Drain { client, life, slot } => self.drain(client, life, slot),
             Event::GiveUp { client, life } => self.give_up(client, life),
             Event::RollBack { client, life } => self.roll_back_late(client, life),
