@@ -21,24 +21,26 @@
 //! reorders across its cache, the pages can be lost. Then the mark or a checksum tells, and the
 //! store is refused.
 
-use std::collections::HashSet;
-use std::fs::{self, File};
-use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+mod directory;
+mod disk;
+mod guard;
+
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use quota_core::id::{Epoch, PolicyVersion, ShardId};
 use quota_core::key::{BucketAddress, PolicyId};
 use quota_core::record::{HandOver, Reservation};
-use serde::de::DeserializeOwned;
 
 use super::format::{self, ClaimRecord, HandOverMarker, IdentityRecord, PolicyRecord, Tree};
-use super::mark::{self, CommitMark};
 use super::rules::{self, WriteNumbers};
 use super::{
     Claim, Identity, PolicyWrite, PolicyWriteError, SHARDS_MAX, ShardWrite, Store, StoreError,
     StoredPolicy, WriteError,
 };
+use directory::{AwaitRelease, DATABASE, attach, open_database, open_mark};
+use disk::{Disk, io_error, sync_directory};
+use guard::{caught, each, read};
 
 /// The number of shards if none is asked for at creation.
 pub const SHARDS_DEFAULT: u32 = 64;
@@ -46,13 +48,6 @@ pub const SHARDS_DEFAULT: u32 = 64;
 /// The page cache, in bytes. A server reads a shard's records once, at its claim, so the cache
 /// only has to hold the pages under write. `sled`'s own default of 1 GiB buys nothing here.
 pub const CACHE_BYTES_DEFAULT: u64 = 64 << 20;
-
-/// How often `sled` cleans its file, in milliseconds. It does so only from this timer; nothing
-/// waits for it.
-const CLEAN_EVERY_MS: u64 = 1000;
-
-/// Where the database lies in the data directory.
-const DATABASE: &str = "sled";
 
 /// How to open a store.
 #[derive(Clone, Debug)]
@@ -92,29 +87,6 @@ pub struct SledStore {
     _release: AwaitRelease,
 }
 
-/// Dropped after the database, it waits until the database has let go of its file: tasks on its
-/// own threads may outlive it for a moment, and opening the store again in this process would
-/// find it in use.
-#[derive(Debug)]
-struct AwaitRelease(File);
-
-impl Drop for AwaitRelease {
-    fn drop(&mut self) {
-        // At most a second, in case a task hangs: nothing is wrong then but the lock.
-        for _ in 0..200 {
-            if self.0.try_lock().is_ok() {
-                // Said, and not left to closing: a child process that is just being started
-                // shares the descriptor until it runs its own program.
-                if let Err(error) = self.0.unlock() {
-                    tracing::warn!(%error, "cannot unlock the database's file");
-                }
-                return;
-            }
-            std::thread::park_timeout(std::time::Duration::from_millis(5));
-        }
-    }
-}
-
 #[derive(Debug)]
 struct Trees {
     meta: sled::Tree,
@@ -122,19 +94,6 @@ struct Trees {
     reservations: sled::Tree,
     hand_overs: sled::Tree,
     policies: sled::Tree,
-}
-
-/// What a commit has to reach.
-#[derive(Debug)]
-struct Disk {
-    database: sled::Db,
-    /// The `db` file, opened a second time: a sync reaches the file, whoever wrote it.
-    file: File,
-    file_path: PathBuf,
-    blobs: PathBuf,
-    blobs_synced: HashSet<std::ffi::OsString>,
-    mark: CommitMark,
-    mark_path: PathBuf,
 }
 
 impl SledStore {
@@ -583,195 +542,5 @@ impl Drop for SledStore {
         if let Err(error) = self.disk.mark.sync() {
             tracing::warn!(%error, path = %self.disk.mark_path.display(), "cannot sync the mark");
         }
-    }
-}
-
-impl Disk {
-    /// Makes everything that was flushed durable, and notes the commit.
-    fn sync(&mut self, commit: u64) -> Result<(), StoreError> {
-        self.sync_blobs()
-            .map_err(|source| io_error("sync", &self.blobs, source))?;
-        self.file
-            .sync_data()
-            .map_err(|source| io_error("sync", &self.file_path, source))?;
-        self.mark
-            .advance(commit)
-            .map_err(|source| io_error("write", &self.mark_path, source))
-    }
-
-    /// Syncs the pages that were moved out into files since the last commit. Mostly there are
-    /// none, and this costs listing an empty directory.
-    fn sync_blobs(&mut self) -> io::Result<()> {
-        let mut present = HashSet::new();
-        let mut any_new = false;
-        for entry in fs::read_dir(&self.blobs)? {
-            let name = entry?.file_name();
-            if !self.blobs_synced.contains(&name) {
-                match File::open(self.blobs.join(&name)) {
-                    Ok(file) => file.sync_all()?,
-                    // Replaced already, and removed.
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                    Err(error) => return Err(error),
-                }
-                any_new = true;
-            }
-            present.insert(name);
-        }
-        if any_new {
-            File::open(&self.blobs)?.sync_all()?;
-        }
-        self.blobs_synced = present;
-        Ok(())
-    }
-}
-
-/// Prepares the data directory and its mark.
-fn open_mark(path: &Path) -> Result<CommitMark, StoreError> {
-    let mark_path = path.join(mark::FILE);
-    let found = CommitMark::open(path).map_err(|source| match source.kind() {
-        io::ErrorKind::InvalidData => StoreError::Corrupt {
-            tree: "file",
-            key: mark_path.display().to_string(),
-            what: source.to_string(),
-        },
-        _ => io_error("open", &mark_path, source),
-    })?;
-    if let Some(mark) = found {
-        if mark.last() > 0 && !path.join(DATABASE).join("db").exists() {
-            return Err(StoreError::LostCommits {
-                path: path.to_owned(),
-                acknowledged: mark.last(),
-                found: 0,
-            });
-        }
-        return Ok(mark);
-    }
-    fs::create_dir_all(path).map_err(|source| io_error("create", path, source))?;
-    check_empty(path)?;
-    let mark = CommitMark::create(path).map_err(|source| io_error("create", &mark_path, source))?;
-    sync_directory(path)?;
-    if let Some(parent) = path.canonicalize().ok().as_deref().and_then(Path::parent) {
-        sync_directory(parent)?;
-    }
-    Ok(mark)
-}
-
-/// Refuses to create a store among other files. A file system's own `lost+found` is fine.
-fn check_empty(path: &Path) -> Result<(), StoreError> {
-    let entries = fs::read_dir(path).map_err(|source| io_error("read", path, source))?;
-    for entry in entries {
-        let name = entry
-            .map_err(|source| io_error("read", path, source))?
-            .file_name();
-        if name != "lost+found" {
-            return Err(StoreError::Foreign {
-                path: path.to_owned(),
-                found: format!("{} without {}", name.to_string_lossy(), mark::FILE),
-            });
-        }
-    }
-    Ok(())
-}
-
-fn open_database(options: &SledOptions) -> Result<sled::Db, StoreError> {
-    let config = sled::Config::new()
-        .path(options.path.join(DATABASE))
-        .cache_capacity(options.cache_bytes)
-        .flush_every_ms(Some(CLEAN_EVERY_MS));
-    caught("opening the database", || config.open()).map_err(|error| {
-        if error.to_string().contains("could not acquire lock") {
-            return StoreError::InUse {
-                path: options.path.clone(),
-            };
-        }
-        error
-    })
-}
-
-fn attach(
-    options: &SledOptions,
-    database: sled::Db,
-    mark: CommitMark,
-) -> Result<(Trees, Disk), StoreError> {
-    let tree = |tree: Tree| caught("opening a tree", || database.open_tree(tree.name()));
-    let trees = Trees {
-        meta: tree(Tree::Meta)?,
-        claims: tree(Tree::Claims)?,
-        reservations: tree(Tree::Reservations)?,
-        hand_overs: tree(Tree::HandOvers)?,
-        policies: tree(Tree::Policies)?,
-    };
-    let directory = options.path.join(DATABASE);
-    let file_path = directory.join("db");
-    let file = File::open(&file_path).map_err(|source| io_error("open", &file_path, source))?;
-    let disk = Disk {
-        database,
-        file,
-        file_path,
-        blobs: directory.join("blobs"),
-        blobs_synced: HashSet::new(),
-        mark,
-        mark_path: options.path.join(mark::FILE),
-    };
-    Ok((trees, disk))
-}
-
-fn sync_directory(path: &Path) -> Result<(), StoreError> {
-    File::open(path)
-        .and_then(|directory| directory.sync_all())
-        .map_err(|source| io_error("sync", path, source))
-}
-
-fn io_error(doing: &'static str, path: &Path, source: io::Error) -> StoreError {
-    StoreError::Io {
-        doing,
-        path: path.to_owned(),
-        source,
-    }
-}
-
-fn read<T: DeserializeOwned>(
-    from: &sled::Tree,
-    tree: Tree,
-    key: &[u8],
-    name: impl Fn() -> String,
-) -> Result<Option<T>, StoreError> {
-    caught("reading", || from.get(key))?
-        .map(|bytes| format::decode(tree, key, &bytes, name))
-        .transpose()
-}
-
-/// Visits records until one is refused. The database may panic on damage, hence the catch around
-/// each step.
-fn each(
-    mut rows: sled::Iter,
-    mut visit: impl FnMut(&[u8], &[u8]) -> Result<(), StoreError>,
-) -> Result<(), StoreError> {
-    while let Some((key, value)) = caught("reading", || rows.next().transpose())? {
-        visit(&key, &value)?;
-    }
-    Ok(())
-}
-
-/// Runs a step of the database; its panics become errors.
-fn caught<T>(
-    doing: &'static str,
-    step: impl FnOnce() -> Result<T, sled::Error>,
-) -> Result<T, StoreError> {
-    match catch_unwind(AssertUnwindSafe(step)) {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(sled::Error::Corruption { at, .. })) => Err(StoreError::Corrupt {
-            tree: "database",
-            key: at.map_or_else(|| "unknown".to_owned(), |at| format!("at {at:?}")),
-            what: format!("found while {doing}"),
-        }),
-        Ok(Err(source)) => Err(StoreError::Backend {
-            doing,
-            source: source.into(),
-        }),
-        Err(panic) => Err(StoreError::Backend {
-            doing,
-            source: format!("it panicked: {}", super::panic_text(&*panic)).into(),
-        }),
     }
 }
