@@ -68,6 +68,10 @@ pub(crate) struct ShardTask {
     inbox: mpsc::Receiver<Event>,
     stop: watch::Receiver<bool>,
     events: Vec<Event>,
+    /// Changes of policies that came while a tenure was being built: they may be later than what
+    /// it begins with. The policy task waits for the answer to one change before it makes the
+    /// next, so this holds few of them, and at most one word for each policy that is forgotten.
+    changes: Vec<Event>,
     /// Streams that came while the shard was not served: they know nothing of the next tenure and
     /// end when it begins.
     turned_away: HashMap<StreamId, Arc<Outbox>>,
@@ -83,6 +87,7 @@ enum End {
 }
 
 type InFlight<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+type Writing = InFlight<(WriteId, Result<(), WriteError>)>;
 type Load = (Claim, Vec<(BucketAddress, Reservation)>);
 
 impl ShardTask {
@@ -98,6 +103,7 @@ impl ShardTask {
             inbox,
             stop,
             events: Vec::with_capacity(BATCH_MAX),
+            changes: Vec::new(),
             turned_away: HashMap::new(),
             totals: Totals::default(),
         }
@@ -109,10 +115,14 @@ impl ShardTask {
             shard: self.shard,
             readiness: Arc::clone(&self.setup.readiness),
         };
-        while let Some(tenure) = self.begin().await {
+        let end = loop {
+            let tenure = match self.begin().await {
+                Ok(tenure) => tenure,
+                Err(end) => break end,
+            };
             let (shard, epoch) = (self.shard.get(), tenure.epoch().get());
             match self.serve(tenure).await {
-                End::Stopped => break,
+                End::Stopped => break ShardState::Stopped,
                 End::Lost(why) => {
                     tracing::warn!(
                         shard,
@@ -124,8 +134,8 @@ impl ShardTask {
                     self.down(why);
                 }
             }
-        }
-        self.setup.readiness.set(self.shard, ShardState::Stopped);
+        };
+        self.setup.readiness.set(self.shard, end);
         self.turn_out();
     }
 
@@ -146,8 +156,9 @@ impl ShardTask {
             .set(self.shard, ShardState::Down { why });
     }
 
-    /// Claims and loads the shard, as often as it takes. `None` if the server stops.
-    async fn begin(&mut self) -> Option<Tenure> {
+    /// Claims and loads the shard, as often as it takes. An error is how the task ends: the server
+    /// stops, or no tenure can be built.
+    async fn begin(&mut self) -> Result<Tenure, ShardState> {
         let mut pause = PAUSE_MIN;
         while !*self.stop.borrow() {
             // Once begun, an attempt is seen through, also when the server is told to stop: it
@@ -169,7 +180,24 @@ impl ShardTask {
             self.meanwhile(Box::pin(wait)).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
-        None
+        Err(ShardState::Stopped)
+    }
+
+    /// Waits for the tenure that is being built, keeping the changes of policies for it and turning
+    /// away everything else.
+    async fn until_built<T>(&mut self, mut step: InFlight<T>) -> T {
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut step => return done,
+                Some(event) = self.inbox.recv() => match event {
+                    change @ (Event::Apply { .. } | Event::Forget { .. }) => {
+                        self.changes.push(change);
+                    }
+                    event => self.turn_away(event),
+                },
+            }
+        }
     }
 
     /// Waits for `step`, turning away whatever comes in meanwhile.
@@ -212,27 +240,42 @@ impl ShardTask {
         }
     }
 
-    /// Builds the authority of a new tenure. `None` only if the server stops at once.
+    /// Builds the authority of a new tenure. An error is how the task ends.
     async fn build(
         &mut self,
         claim: Claim,
         records: Vec<(BucketAddress, Reservation)>,
-    ) -> Option<Tenure> {
+    ) -> Result<Tenure, ShardState> {
         let (shard, epoch) = (self.shard, claim.epoch);
         let exact = claim.hand_over.is_some();
         let read = records.len();
         let setup = Arc::clone(&self.setup);
+        let settled = claim.tenures_before == 0;
+        // Taken after the claim, and before any further event is: what was turned away is in it,
+        // and what is stored later comes as an event that is kept.
+        let snapshot = Arc::clone(&self.setup.policies.borrow());
+        let revision = snapshot.revision();
         // A large shard takes a while: not on the threads that serve the others.
-        let built = tokio::task::spawn_blocking(move || authority(&setup, claim, records));
-        let built = self.meanwhile(Box::pin(built)).await;
+        let built =
+            tokio::task::spawn_blocking(move || authority(&setup, &snapshot, claim, records));
+        let built = self.until_built(Box::pin(built)).await;
+        let changes = std::mem::take(&mut self.changes);
         // An error means that the runtime is going down, or a bug, which has been reported.
-        let (authority, revision, settled) = match built {
+        let authority = match built {
             Ok(built) => built,
             Err(error) => {
-                self.down(format!("building it failed: {error}"));
-                return None;
+                for change in changes {
+                    self.turn_away(change);
+                }
+                let why = format!("building it failed: {error}; restart the server");
+                return Err(ShardState::Down { why });
             }
         };
+        let metrics = Arc::clone(&self.setup.metrics);
+        let mut tenure = Tenure::new(shard, epoch, authority, revision, settled, metrics);
+        // Before it serves: no grant follows what was replaced meanwhile.
+        self.events.extend(changes);
+        tenure.wake_up(clock::now(), None, &mut self.events, &self.totals);
         self.setup.metrics.claims.inc();
         for (_, outbox) in self.turned_away.drain() {
             outbox.end(Some(restarted(shard)));
@@ -245,15 +288,12 @@ impl ShardTask {
             "the shard is served"
         );
         self.setup.readiness.set(shard, ShardState::Serving);
-        let metrics = Arc::clone(&self.setup.metrics);
-        Some(Tenure::new(
-            shard, epoch, authority, revision, settled, metrics,
-        ))
+        Ok(tenure)
     }
 
     /// Drives the authority until the tenure is over.
     async fn serve(&mut self, mut tenure: Tenure) -> End {
-        let mut write: Option<InFlight<(WriteId, Result<(), WriteError>)>> = None;
+        let mut write = self.start_write(&mut tenure);
         let mut settle: Option<InFlight<Result<(), WriteError>>> = None;
         let mut jumps = JumpDetector::new(self.setup.jump_margin);
         let mut timer = pin!(tokio::time::sleep(Duration::ZERO));
@@ -288,9 +328,8 @@ impl ShardTask {
                 break stood_still(jump);
             }
             tenure.wake_up(now, written, &mut self.events, &self.totals);
-            if let Some((id, batch)) = tenure.take_write() {
-                let store = self.setup.store.clone();
-                write = Some(Box::pin(async move { (id, store.write(batch).await) }));
+            if let Some(started) = self.start_write(&mut tenure) {
+                write = Some(started);
             }
             if tenure.take_settle() {
                 let (store, shard, epoch) = (self.setup.store.clone(), self.shard, tenure.epoch());
@@ -305,6 +344,13 @@ impl ShardTask {
             self.turn_away(event);
         }
         End::Lost(why)
+    }
+
+    /// Starts the write that the tenure decided on, if it did.
+    fn start_write(&self, tenure: &mut Tenure) -> Option<Writing> {
+        let (id, batch) = tenure.take_write()?;
+        let store = self.setup.store.clone();
+        Some(Box::pin(async move { (id, store.write(batch).await) }))
     }
 
     /// Adds to the batch what came in since.
@@ -322,7 +368,7 @@ impl ShardTask {
     async fn end(
         &mut self,
         mut tenure: Tenure,
-        mut write: Option<InFlight<(WriteId, Result<(), WriteError>)>>,
+        mut write: Option<Writing>,
         mut jumps: JumpDetector,
     ) {
         let (shard, epoch) = (self.shard, tenure.epoch());
@@ -341,10 +387,7 @@ impl ShardTask {
                 return failed(&error.to_string());
             }
             tenure.wake_up(clock::now(), Some(id), &mut Vec::new(), &self.totals);
-            if let Some((id, batch)) = tenure.take_write() {
-                let store = self.setup.store.clone();
-                write = Some(Box::pin(async move { (id, store.write(batch).await) }));
-            }
+            write = self.start_write(&mut tenure);
         }
         tenure.end_streams(&quota_wire::status::draining());
         let now = clock::now();
@@ -397,12 +440,13 @@ async fn load(store: StoreHandle, shard: ShardId) -> Result<Load, StoreError> {
     Ok((claim, records))
 }
 
-/// The authority, the revision of the policies it begins with, and whether it begins settled.
+/// The authority of a new tenure, which begins with the policies of `snapshot`.
 fn authority(
     setup: &ShardSetup,
+    snapshot: &PolicySnapshot,
     claim: Claim,
     records: Vec<(BucketAddress, Reservation)>,
-) -> (Authority, u64, bool) {
+) -> Authority {
     let seed = random::number();
     let config = AuthorityConfig {
         epoch: claim.epoch,
@@ -416,14 +460,10 @@ fn authority(
         ),
         buckets_max: setup.buckets_max,
     };
-    // Taken after the claim: a policy stored later than this comes as an event.
-    let snapshot = Arc::clone(&setup.policies.borrow());
     let histories = snapshot.histories();
-    let settled = claim.tenures_before == 0;
     // Read after the records were: what a hand-over says remains is counted from here.
     let now = clock::now();
-    let authority = Authority::new(now, config, histories, records, claim.hand_over);
-    (authority, snapshot.revision(), settled)
+    Authority::new(now, config, histories, records, claim.hand_over)
 }
 
 /// Waits until the shard is to be handed over.

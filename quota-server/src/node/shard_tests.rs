@@ -57,6 +57,7 @@ struct Rig {
     inbox: mpsc::Sender<Event>,
     readiness: Arc<Readiness>,
     metrics: Arc<Metrics>,
+    policies: watch::Sender<Arc<PolicySnapshot>>,
     stop: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
@@ -79,11 +80,12 @@ impl Rig {
                 .expect("it stores");
         }
         let snapshot = PolicySnapshot::load(&store).await.expect("it reads");
+        let policies = watch::Sender::new(Arc::new(snapshot));
         let (stop, stopped) = watch::channel(false);
         let (readiness, metrics) = (Arc::new(Readiness::new(1)), Arc::new(Metrics::new()));
         let setup = Arc::new(ShardSetup {
             store,
-            policies: watch::Sender::new(Arc::new(snapshot)).subscribe(),
+            policies: policies.subscribe(),
             readiness: Arc::clone(&readiness),
             metrics: Arc::clone(&metrics),
             stop: stopped,
@@ -97,6 +99,7 @@ impl Rig {
             inbox,
             readiness,
             metrics,
+            policies,
             stop,
             task,
         }
@@ -324,6 +327,63 @@ async fn a_policy_that_the_tenure_began_with_is_not_applied_again() {
     apply(1, 1000).await;
     assert_eq!(rig.inspect("t1").await.capacity, Tokens::new(50));
     rig.stop().await;
+}
+
+#[test]
+fn what_changes_while_a_tenure_is_built_is_in_force_when_it_serves() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(1)
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async {
+        // The only thread that could build is busy until it is told to go on.
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || held.recv());
+        let rig = Rig::begin(&MemoryDisk::new(1)).await;
+        let before = Arc::clone(&rig.policies.borrow());
+        let idle = Arc::strong_count(&before);
+        patiently(async {
+            while Arc::strong_count(&before) == idle {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        // The build has the old version in hand. Lower the limit, and then once more.
+        let mut replies = Vec::new();
+        for (revision, tokens) in [(2, 500), (3, 50)] {
+            let version = quota_core::id::PolicyVersion::new(revision);
+            let history = PolicyHistory::create(spec(tokens), version).expect("legal");
+            let (applied, reply) = oneshot::channel();
+            let event = Event::Apply {
+                revision,
+                history: Box::new(history),
+                applied,
+            };
+            rig.inbox.send(event).await.expect("it listens");
+            replies.push(reply);
+        }
+        // Asked after the changes and turned away: they have been read by now.
+        let (reply, turned_away) = oneshot::channel();
+        let event = Event::Inspect {
+            bucket: bucket("t1"),
+            reply,
+        };
+        rig.inbox.send(event).await.expect("it listens");
+        assert!(patiently(turned_away).await.is_err(), "nothing is served");
+        for reply in &mut replies {
+            assert!(reply.try_recv().is_err(), "acknowledged before it holds");
+        }
+        release.send(()).expect("it waits");
+        for reply in replies {
+            patiently(reply).await.expect("it is in force");
+        }
+        rig.served().await;
+        let seen = rig.inspect("t1").await;
+        assert_eq!(seen.capacity, Tokens::new(50));
+        busy.await.expect("no panic").expect("it was told");
+        rig.stop().await;
+    });
 }
 
 #[tokio::test]
