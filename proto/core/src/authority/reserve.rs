@@ -12,12 +12,14 @@ use super::ledger::Ledger;
 use crate::id::PolicyVersion;
 use crate::policy::Limit;
 use crate::record::{Reservation, Stamp};
-use crate::time::Timestamp;
+use crate::time::{Term, Timestamp};
 use crate::tokens::Tokens;
 
 /// A block is this share of the capacity (one part in). A crash may lose one block; a busy bucket
 /// writes one record per block.
 const BLOCK_SHARE: u64 = 16;
+/// A block reaches this far into refill that is still to come.
+const BOOKED_AHEAD: Term = Term::from_seconds(4);
 /// A record is refreshed when recovering from it would lose more than this share of the capacity
 /// (one part in), the open block apart.
 const LOSS_SHARE: u64 = 64;
@@ -50,25 +52,32 @@ impl Reserve {
         self.recorded.is_none() && !self.in_flight
     }
 
-    /// The size of a block that can serve a grant of `least`.
-    fn block(limit: &Limit, least: Tokens) -> Tokens {
-        limit
-            .capacity()
-            .scale_down(1, BLOCK_SHARE)
-            .max(Tokens::ONE)
-            .max(least)
+    /// The size of a block that can serve a grant of `least`: a share of the capacity, but not
+    /// more than what is there or will be soon, so that a crash of an exhausted bucket does not
+    /// cost it hours of refill.
+    fn block(ledger: &Ledger, limit: &Limit, least: Tokens) -> Tokens {
+        let share = limit.capacity().scale_down(1, BLOCK_SHARE);
+        let soon = ledger.takeable(limit) + limit.rate().tokens_in(BOOKED_AHEAD);
+        share.min(soon).max(Tokens::ONE).max(least)
     }
 
     /// Asks for a block if what is booked will not last; true if the bucket is to be entered for
     /// the next write, false if it is entered already.
-    pub(super) fn want_block(&mut self, limit: &Limit, least: Tokens) -> bool {
-        let low = Self::block(limit, Tokens::ONE).scale_down(1, 4).max(least);
+    pub(super) fn want_block(&mut self, ledger: &Ledger, limit: &Limit, least: Tokens) -> bool {
+        let low = Self::block(ledger, limit, Tokens::ONE)
+            .scale_down(1, 4)
+            .max(least);
         if self.booked.plus(self.adding) >= low {
             return false;
         }
         let entered = !self.wants.is_zero();
         self.wants = self.wants.max(least);
         !entered
+    }
+
+    /// True if a block stands open that nobody draws on.
+    pub(super) fn is_open(&self) -> bool {
+        !self.in_flight && !self.booked.is_zero()
     }
 
     /// True if recovering from the record would lose too much of what has been refilled since.
@@ -112,7 +121,7 @@ impl Reserve {
         let goal = if self.wants.is_zero() && !active {
             Tokens::ZERO
         } else {
-            Self::block(limit, self.wants)
+            Self::block(ledger, limit, self.wants)
         };
         self.adding = goal.less(self.booked);
         self.wants = Tokens::ZERO;

@@ -198,7 +198,7 @@ impl Authority {
         };
         // What is not booked durably is not granted; the next block is booked in time.
         let booked = reserve.booked;
-        if reserve.want_block(limit, amount) {
+        if reserve.want_block(&bucket.ledger, limit, amount) {
             self.writes.dirty.push(slot);
         }
         let amount = amount.min(booked);

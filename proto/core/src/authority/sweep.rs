@@ -63,7 +63,8 @@ impl Authority {
         let policy = self.policies.get(bucket.policy);
         let limit = &policy.class(bucket.class).limit;
         if let Some(reserve) = &bucket.reserve {
-            if reserve.is_stale(&bucket.ledger, limit) {
+            let idle = bucket.leases.is_empty() && bucket.queue.is_none();
+            if reserve.is_stale(&bucket.ledger, limit) || (idle && reserve.is_open()) {
                 self.writes.dirty.push(slot);
                 return;
             }

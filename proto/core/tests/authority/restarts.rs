@@ -226,3 +226,31 @@ fn restarting_cleanly_again_and_again_restores_no_budget() {
         assert_eq!(world.inspect(at(restart), "k").available, 60);
     }
 }
+
+#[test]
+fn a_crash_of_an_exhausted_bucket_costs_it_no_block() {
+    let mut world = World::new(reserved(1000, 86_400_000, 1000));
+    let mut client = world.connect(at(0), 1);
+    let (mut lease, mut spent) = (None, 0);
+    while world.inspect(at(0), "k").available > 0 {
+        let ask = Ask {
+            lease,
+            spent,
+            ..want(200)
+        };
+        client.ask(&mut world, at(0), "k", ask);
+        let grant = world.grant();
+        (lease, spent) = (Some(grant.lease), grant.granted.get());
+    }
+    assert_eq!(spent, 1000);
+    let done = Ask {
+        lease,
+        spent,
+        release: true,
+        ..Ask::default()
+    };
+    client.ask(&mut world, at(0), "k", done);
+    world.pass(at(15_000));
+    world.crash(at(15_000));
+    assert_eq!(world.inspect(at(15_000), "k").available, 0);
+}
