@@ -2,6 +2,7 @@
 //!
 //! Nothing else in the server reads an environment variable or a settings file.
 
+use quota_wire::limits::MESSAGE_BYTES_MAX;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -82,7 +83,7 @@ struct Flags {
     /// [default: 5000000]
     #[arg(long, value_name = "COUNT")]
     buckets_max: Option<u64>,
-    /// Largest gRPC message accepted, in bytes [default: 4194304]
+    /// Largest gRPC message accepted, in bytes, 65536 to 1048576 [default: 1048576]
     #[arg(long, value_name = "BYTES")]
     message_bytes_max: Option<u32>,
     /// Print the settings in force and stop
@@ -185,7 +186,7 @@ impl Default for Limits {
             streams_max: 10_000,
             keys_per_stream_max: 1_000_000,
             buckets_max: 5_000_000,
-            message_bytes_max: 4 << 20,
+            message_bytes_max: 1 << 20,
         }
     }
 }
@@ -351,6 +352,11 @@ impl Config {
             if value < least {
                 return refuse(setting, value.to_string(), &format!("use {least} or more"));
             }
+        }
+        let most = u64::try_from(MESSAGE_BYTES_MAX).unwrap_or(u64::MAX);
+        if u64::from(limits.message_bytes_max) > most {
+            let found = limits.message_bytes_max.to_string();
+            return refuse("message_bytes_max", found, &format!("use {most} or less"));
         }
         Ok(self)
     }
