@@ -52,6 +52,15 @@ pub enum ConfigError {
         /// What is wrong with it.
         source: tonic::transport::Error,
     },
+    /// A seed asks for what this version does not speak.
+    #[error(
+        "seed `{seed}` does not begin with http://: write it as http://host:port (TLS is not there \
+         yet, so keep the connection on loopback or a trusted network)"
+    )]
+    Scheme {
+        /// The seed as given.
+        seed: String,
+    },
     /// A number is out of range.
     #[error("{field} is {found}: it must be {allowed}")]
     Range {
@@ -89,6 +98,11 @@ impl Config {
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         if self.seeds.is_empty() {
             return Err(ConfigError::NoSeeds);
+        }
+        // Anything else would be spoken in plain text, or never connect.
+        let plain = |seed: &&String| !seed.to_ascii_lowercase().starts_with("http://");
+        if let Some(seed) = self.seeds.iter().find(plain) {
+            return Err(ConfigError::Scheme { seed: seed.clone() });
         }
         let range = |field, found: String, fits, allowed| {
             if fits {
