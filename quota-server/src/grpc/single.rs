@@ -105,12 +105,8 @@ async fn next_answer(
         } else {
             left.max(RECORD_WITHIN)
         };
-        match tokio::time::timeout(left.min(ANCHOR_EVERY), visit.answers()).await {
-            Ok(answers) => {
-                if let Some(answer) = answers?.into_iter().next() {
-                    return Ok(Ok(answer));
-                }
-            }
+        match tokio::time::timeout(left.min(ANCHOR_EVERY), visit.answer()).await {
+            Ok(answer) => return Ok(Ok(answer?)),
             Err(_) if left <= ANCHOR_EVERY => {
                 return Ok(Err(visit.last_told().max(Term::from_millis(1))));
             }
