@@ -99,14 +99,15 @@ impl Reader {
 
     /// Reads until the holder closes the stream.
     async fn read(&mut self) -> Result<(), Status> {
-        let incarnation = match self.shake_hands().await? {
-            Some(incarnation) => incarnation,
-            None => return Ok(()),
+        let Some((incarnation, welcome)) = self.shake_hands().await? else {
+            return Ok(());
         };
+        // A holder that is welcome counts its earlier failures as over, so one for whom there is
+        // no place must not be.
         let entered = self
             .node
             .streams
-            .enter(incarnation, &self.outbox)
+            .enter(incarnation, &self.outbox, || self.outbox.welcome(welcome))
             .inspect_err(|_| {
                 self.metrics.busy.inc();
             })?;
@@ -132,8 +133,8 @@ impl Reader {
         Ok(())
     }
 
-    /// The handshake. `None` if the caller closes the stream instead.
-    async fn shake_hands(&mut self) -> Result<Option<Incarnation>, Status> {
+    /// The handshake, and what to say once the stream has its place. `None` if the caller closes the stream instead.
+    async fn shake_hands(&mut self) -> Result<Option<(Incarnation, Welcome)>, Status> {
         let first = tokio::time::timeout(HELLO_WITHIN, self.next())
             .await
             .map_err(|_| {
@@ -160,10 +161,9 @@ impl Reader {
             incarnation = hello.incarnation.get(),
             client = hello.client_name,
             version = hello.client_version,
-            "a holder connected"
+            "a holder said hello"
         );
-        self.outbox.welcome(welcome);
-        Ok(Some(hello.incarnation))
+        Ok(Some((hello.incarnation, welcome)))
     }
 
     /// The next message; `None` once the holder has closed the stream.

@@ -46,7 +46,8 @@ impl Streams {
         StreamId::new(self.last.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// Enters a stream. One that the same incarnation had open is replaced: it ends.
+    /// Enters a stream. One that the same incarnation had open is replaced: it ends. `accept` is
+    /// called once its place is certain, and before anything else can be said on it.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED if there are too many.
@@ -54,6 +55,7 @@ impl Streams {
         self: &Arc<Self>,
         incarnation: Incarnation,
         outbox: &Arc<Outbox>,
+        accept: impl FnOnce(),
     ) -> Result<Entered, Status> {
         let mut open = self.open();
         if open.len() >= self.streams_max && !open.contains_key(&incarnation) {
@@ -63,6 +65,7 @@ impl Streams {
                 open.len()
             )));
         }
+        accept();
         // Drawn under the lock, so that of two streams the one that stays has the higher number.
         let stream = self.next_id();
         let before = open.insert(incarnation, (stream, Arc::clone(outbox)));
@@ -169,9 +172,11 @@ mod tests {
     async fn a_newer_stream_of_an_incarnation_replaces_the_older() {
         let streams = Arc::new(Streams::new(1));
         let (old, new) = (Arc::new(Outbox::new(1)), Arc::new(Outbox::new(1)));
-        let first = streams.enter(Incarnation::new(7), &old).expect("room");
+        let first = streams
+            .enter(Incarnation::new(7), &old, || ())
+            .expect("room");
         let second = streams
-            .enter(Incarnation::new(7), &new)
+            .enter(Incarnation::new(7), &new, || ())
             .expect("its own place");
         assert!(second.stream() > first.stream());
         old.ended().await;
@@ -186,9 +191,11 @@ mod tests {
     fn there_is_a_most_of_streams() {
         let streams = Arc::new(Streams::new(1));
         let outbox = Arc::new(Outbox::new(1));
-        let _first = streams.enter(Incarnation::new(7), &outbox).expect("room");
+        let _first = streams
+            .enter(Incarnation::new(7), &outbox, || ())
+            .expect("room");
         let refused = streams
-            .enter(Incarnation::new(8), &outbox)
+            .enter(Incarnation::new(8), &outbox, || ())
             .expect_err("full");
         assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
     }

@@ -315,9 +315,17 @@ async fn streams_beyond_the_limit_are_turned_away() {
     let dir = tempdir().expect("a directory");
     let server = start_with(dir.path(), &["--streams-max", "1"]).await;
     let mut first = Holder::connect(&server, 7).await;
-    let mut second = Holder::connect(&server, 8).await;
+    let mut second = Holder::silent(connect(&server).await, 8).await;
+    let hello = Hello {
+        protocols: SPOKEN,
+        incarnation: second.incarnation,
+        client_name: String::new(),
+        client_version: String::new(),
+    };
+    second.say(hello_message(&hello)).await;
+    // Not welcomed first: a client would take that for a connection that works.
     assert_eq!(
-        second.end().await.expect_err("full").code(),
+        second.hear().await.expect_err("full").code(),
         Code::ResourceExhausted
     );
     first.introduce(1, bucket("tenant", &["t1"]));
