@@ -42,6 +42,42 @@ pub fn wall_nanos() -> i128 {
     }
 }
 
+/// Most nanoseconds between the two readings of one clock for what was read in between to count
+/// as read at the same time.
+const TOGETHER: u64 = 2_000_000;
+/// How often both clocks are read in the hope of that. A task that is held up each time is on a
+/// machine where the closest pair has to do.
+const READINGS: usize = 8;
+
+/// Both clocks at about the same time: this machine's monotonic one and the wall clock, for
+/// [`JumpDetector::observe`]. A task that is held up between the two readings would see the wall
+/// clock jump, so it reads again.
+#[must_use]
+pub fn both() -> (Timestamp, i128) {
+    both_from(now, wall_nanos)
+}
+
+fn both_from(
+    mut now: impl FnMut() -> Timestamp,
+    mut wall: impl FnMut() -> i128,
+) -> (Timestamp, i128) {
+    let mut read = || {
+        let (before, wall, after) = (now(), wall(), now());
+        (after.since(before), (before, wall))
+    };
+    let mut closest = read();
+    for _ in 1..READINGS {
+        if closest.0 <= Term::from_nanos(TOGETHER) {
+            break;
+        }
+        let again = read();
+        if again.0 < closest.0 {
+            closest = again;
+        }
+    }
+    closest.1
+}
+
 /// Identifies the boot of this machine: two timestamps are comparable only under one boot. Where
 /// the system does not tell, it is a number drawn once per process, so that nothing recorded by
 /// an earlier process counts as certain.
@@ -158,6 +194,37 @@ mod tests {
             Some(Term::from_nanos(u64::MAX))
         );
         assert_eq!(detector.observe(at(104), i128::MIN), None);
+    }
+
+    /// Both clocks at rest but for the stalls, in nanoseconds, after each reading of any of them.
+    fn read_with_stalls(stalls: &[u64]) -> (u64, u64) {
+        let time = std::cell::Cell::new(1_000_000_000_u64);
+        let stalls = std::cell::RefCell::new(stalls.iter());
+        let read = || {
+            let read = time.get();
+            let stall = stalls.borrow_mut().next().copied().unwrap_or_default();
+            time.set(read + stall);
+            read
+        };
+        let (now, wall) = both_from(|| Timestamp::from_nanos(read()), || i128::from(read()));
+        (now.as_nanos(), u64::try_from(wall).expect("positive"))
+    }
+
+    #[test]
+    fn a_stall_between_the_two_clocks_is_no_jump() {
+        let second = 1_000_000_000;
+        assert_eq!(read_with_stalls(&[]), (second, second));
+        let (now, wall) = read_with_stalls(&[TOGETHER]);
+        assert_eq!(wall - now, TOGETHER, "as close as it has to be");
+        // Held up before the wall clock is read, then after it, then not.
+        let (now, wall) = read_with_stalls(&[second, 0, 0, 0, second]);
+        assert_eq!((now, wall), (3 * second, 3 * second));
+        // Held up every time: the closest pair.
+        let mut stalls = [5 * second; 3 * READINGS];
+        stalls[6] = 3 * TOGETHER;
+        stalls[7] = 0;
+        let (now, wall) = read_with_stalls(&stalls);
+        assert_eq!(wall - now, 3 * TOGETHER);
     }
 
     #[test]

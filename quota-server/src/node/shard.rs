@@ -323,8 +323,8 @@ impl ShardTask {
                 () = &mut timer => {}
             }
             self.fill_batch();
-            let now = clock::now();
-            if let Some(jump) = jumps.observe(now, clock::wall_nanos()) {
+            let (now, wall) = clock::both();
+            if let Some(jump) = jumps.observe(now, wall) {
                 break stood_still(jump);
             }
             tenure.wake_up(now, written, &mut self.events, &self.totals);
@@ -390,8 +390,8 @@ impl ShardTask {
             write = self.start_write(&mut tenure);
         }
         tenure.end_streams(&quota_wire::status::draining());
-        let now = clock::now();
-        if let Some(jump) = jumps.observe(now, clock::wall_nanos()) {
+        let (now, wall) = clock::both();
+        if let Some(jump) = jumps.observe(now, wall) {
             return failed(&stood_still(jump));
         }
         let rows = tenure.hand_over(now);
