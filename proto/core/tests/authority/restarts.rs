@@ -236,7 +236,7 @@ fn a_crash_of_an_exhausted_bucket_costs_it_no_block() {
         let ask = Ask {
             lease,
             spent,
-            ..want(200)
+            ..want(7)
         };
         client.ask(&mut world, at(0), "k", ask);
         let grant = world.grant();
