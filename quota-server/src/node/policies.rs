@@ -166,8 +166,11 @@ pub(crate) enum ChangeRefused {
         id: PolicyId,
         error: Box<ChangeError>,
     },
-    /// There are too many.
-    #[error("there are {POLICIES_MAX} policies already: delete some")]
+    /// There are too many, deleted ones that are still remembered included.
+    #[error(
+        "there are {POLICIES_MAX} policies already, deleted ones whose tokens may be out included: \
+         delete some, or wait until the leases of deleted ones are over"
+    )]
     TooMany,
     /// The store did not take it. Nothing has changed.
     #[error("the policy was not stored: {0}")]
@@ -226,6 +229,10 @@ pub(crate) struct PolicyTask {
     requests: mpsc::Receiver<Ask>,
     /// Since when every shard that serves has applied the latest change of a policy.
     applied_since: HashMap<PolicyId, Timestamp>,
+    /// The shards that have not yet said that they follow the latest change of a policy, though
+    /// its caller was told that this is not known. Until they do, former versions stay.
+    unanswered: HashMap<PolicyId, Vec<oneshot::Receiver<Applied>>>,
+    apply_within: Duration,
 }
 
 impl PolicyTask {
@@ -252,6 +259,8 @@ impl PolicyTask {
             metrics,
             requests,
             applied_since: HashMap::new(),
+            unanswered: HashMap::new(),
+            apply_within: APPLY_WITHIN,
         };
         task.count();
         (task, desk)
@@ -307,7 +316,7 @@ impl PolicyTask {
             });
         }
         let next = self.store.next_revision().await.map_err(not_stored)?;
-        let history = changed_history(&snapshot, &request.change, next)?;
+        let history = changed_history(&snapshot, &request.change, next, POLICIES_MAX)?;
         let Some(history) = history else {
             let version = current.map_or(0, PolicyVersion::get);
             return Ok(Changed {
@@ -411,9 +420,11 @@ impl PolicyTask {
         // A shard that begins a tenure from here on begins with this.
         self.snapshots.send_replace(Arc::new(snapshot));
         self.count();
+        let remembered = history.is_some();
         let applied = match history {
             Some(history) => self.apply(revision, &history).await,
             None => {
+                self.unanswered.remove(&id);
                 for shard in &self.shards {
                     // A shard whose task is gone knows no policy.
                     let _ = shard.send(Event::Forget { id: id.clone() }).await;
@@ -427,14 +438,14 @@ impl PolicyTask {
         };
         self.streams.notice(&notice);
         match &applied {
-            Ok(_) => drop(self.applied_since.insert(id, clock::now())),
-            Err(_) => drop(self.applied_since.remove(&id)),
+            Ok(_) if remembered => drop(self.applied_since.insert(id, clock::now())),
+            _ => drop(self.applied_since.remove(&id)),
         }
         applied
     }
 
     async fn apply(
-        &self,
+        &mut self,
         revision: PolicyVersion,
         history: &PolicyHistory,
     ) -> Result<Applied, ChangeRefused> {
@@ -455,20 +466,25 @@ impl PolicyTask {
                 replies.push(reply);
             }
         }
+        let mut sum = Applied::default();
         let all = async {
-            let mut sum = Applied::default();
-            for reply in replies {
+            while let Some(reply) = replies.last_mut() {
                 let one = reply.await.unwrap_or_default();
+                replies.pop();
                 sum.outstanding += one.outstanding;
                 sum.owed += one.owed;
             }
-            sum
         };
-        tokio::time::timeout(APPLY_WITHIN, all).await.map_err(|_| {
-            ChangeRefused::Unsure(format!(
-                "it is stored, but a shard did not apply it within {APPLY_WITHIN:?}"
-            ))
-        })
+        if tokio::time::timeout(self.apply_within, all).await.is_ok() {
+            // A shard takes changes in order: it follows those before this one as well.
+            self.unanswered.remove(history.id());
+            return Ok(sum);
+        }
+        self.unanswered.insert(history.id().clone(), replies);
+        Err(ChangeRefused::Unsure(format!(
+            "it is stored, but a shard did not apply it within {:?}",
+            self.apply_within
+        )))
     }
 
     /// What holders have in hand of a policy in this process' tenures, from its running totals.
@@ -494,6 +510,9 @@ impl PolicyTask {
             if entry.history.former().is_empty() && entry.history.current().is_some() {
                 continue;
             }
+            if !self.is_applied(id) {
+                continue;
+            }
             // At start every shard begins with the latest change, so this counts from then.
             let since = *self.applied_since.entry(id.clone()).or_insert(now);
             if now < since + entry.history.clearable_after(self.drift) {
@@ -504,6 +523,21 @@ impl PolicyTask {
                 return;
             }
         }
+    }
+
+    /// Whether every shard follows the latest change of a policy, as far as it serves.
+    fn is_applied(&mut self, id: &PolicyId) -> bool {
+        use oneshot::error::TryRecvError::Empty;
+        let Some(waiting) = self.unanswered.get_mut(id) else {
+            return true;
+        };
+        // A shard that dropped its reply no longer serves, and begins anew with the change.
+        waiting.retain_mut(|reply| matches!(reply.try_recv(), Err(Empty)));
+        let applied = waiting.is_empty();
+        if applied {
+            self.unanswered.remove(id);
+        }
+        applied
     }
 
     async fn clear(&mut self, id: PolicyId, entry: &Entry) -> Result<(), ChangeRefused> {
@@ -532,11 +566,13 @@ fn not_stored(error: StoreError) -> ChangeRefused {
     ChangeRefused::Store(error.to_string())
 }
 
-/// The history after a change; `None` if it says what is in force already.
+/// The history after a change; `None` if it says what is in force already. Of policies, deleted
+/// ones that are still remembered included, there are at most `entries_max`.
 fn changed_history(
     snapshot: &PolicySnapshot,
     change: &Change,
     revision: PolicyVersion,
+    entries_max: usize,
 ) -> Result<Option<PolicyHistory>, ChangeRefused> {
     let id = change.id();
     let history = snapshot.entries.get(&id).map(|entry| &entry.history);
@@ -558,7 +594,7 @@ fn changed_history(
             if current.is_some_and(|policy| *policy.spec() == spec) {
                 return Ok(None);
             }
-            if current.is_none() && snapshot.current().count() >= POLICIES_MAX {
+            if history.is_none() && snapshot.entries.len() >= entries_max {
                 return Err(ChangeRefused::TooMany);
             }
             match (history, current) {
@@ -596,4 +632,123 @@ pub(crate) async fn store_first(
             .map_err(|error| ChangeRefused::Store(error.to_string()))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::handle::HandleOptions;
+    use crate::store::memory::{MemoryDisk, MemoryStore};
+    use quota_core::policy::LimitSpec;
+    use quota_core::time::Term;
+
+    fn spec(name: &str, tokens: u64) -> Box<PolicySpec> {
+        let limit = LimitSpec::new(tokens, Term::from_seconds(1));
+        Box::new(PolicySpec::new(name, &["tenant"], limit))
+    }
+
+    fn put(name: &str, tokens: u64) -> ChangeRequest {
+        let spec = spec(name, tokens);
+        ChangeRequest {
+            change: Change::Put { spec },
+            expected: None,
+            dry_run: false,
+        }
+    }
+
+    #[test]
+    fn deleted_policies_count_until_they_are_forgotten() {
+        let mut snapshot = PolicySnapshot::default();
+        let version = PolicyVersion::new;
+        let living = PolicyHistory::create(*spec("living", 1), version(1)).expect("legal");
+        let deleted = PolicyHistory::create(*spec("deleted", 1), version(2)).expect("legal");
+        let deleted = deleted.delete(version(3)).expect("it lives");
+        for history in [living, deleted] {
+            let entry = Entry {
+                stored: version(3),
+                history,
+            };
+            snapshot.entries.insert(entry.history.id().clone(), entry);
+        }
+        let change = |name, max| {
+            let change = put(name, 2).change;
+            changed_history(&snapshot, &change, version(4), max).map(|_| ())
+        };
+        assert!(matches!(change("new", 2), Err(ChangeRefused::TooMany)));
+        change("new", 3).expect("room");
+        change("living", 2).expect("it is there already");
+        change("deleted", 2).expect("it is there already");
+    }
+
+    /// A task that is not run, and the shard that it talks to.
+    async fn task() -> (PolicyTask, mpsc::Receiver<Event>) {
+        let store = MemoryStore::open(&MemoryDisk::new(1), None).expect("it opens");
+        let (store, _thread) =
+            StoreHandle::spawn(Box::new(store), HandleOptions::default()).expect("a thread");
+        let (shard, events) = mpsc::channel(16);
+        let (task, _desk) = PolicyTask::new(
+            store,
+            watch::Sender::new(Arc::default()),
+            vec![shard],
+            Arc::new(Streams::new(1)),
+            DriftAllowance::DEFAULT,
+            Arc::new(Metrics::new()),
+        );
+        (task, events)
+    }
+
+    async fn next_apply(events: &mut mpsc::Receiver<Event>) -> oneshot::Sender<Applied> {
+        match events.recv().await {
+            Some(Event::Apply { applied, .. }) => applied,
+            other => panic!("a change, not {other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn former_versions_stay_until_a_slow_shard_follows() {
+        let (mut task, mut events) = task().await;
+        let quick = async |task: &mut PolicyTask, events: &mut _, tokens| {
+            task.apply_within = APPLY_WITHIN;
+            let (changed, applied) = tokio::join!(task.change(put("p", tokens)), async {
+                next_apply(events).await.send(Applied::default())
+            });
+            applied.expect("it waits");
+            changed.expect("it is in force");
+        };
+        quick(&mut task, &mut events, 10).await;
+        task.apply_within = Duration::ZERO;
+        let slow = task.change(put("p", 5)).await;
+        assert!(matches!(slow, Err(ChangeRefused::Unsure(_))), "{slow:?}");
+        let id = put("p", 5).change.id();
+        for _ in 0..3 {
+            task.clear_former().await;
+            assert!(
+                !task.applied_since.contains_key(&id),
+                "the clock of a version that the shard still grants under is running"
+            );
+        }
+        let late = next_apply(&mut events).await;
+        late.send(Applied::default()).expect("it is waited for");
+        task.clear_former().await;
+        assert!(task.applied_since.contains_key(&id));
+
+        // A later change that is answered says so of the earlier ones.
+        task.apply_within = Duration::ZERO;
+        let slow = task.change(put("p", 4)).await;
+        assert!(matches!(slow, Err(ChangeRefused::Unsure(_))), "{slow:?}");
+        let _held = next_apply(&mut events).await;
+        quick(&mut task, &mut events, 3).await;
+        assert!(task.unanswered.is_empty() && task.applied_since.contains_key(&id));
+    }
+
+    #[tokio::test]
+    async fn nothing_is_kept_of_a_policy_that_is_forgotten() {
+        let (mut task, mut events) = task().await;
+        let id = put("p", 1).change.id();
+        task.applied_since.insert(id.clone(), clock::now());
+        let revision = PolicyVersion::new(1);
+        task.publish(id, revision, None).await.expect("it is told");
+        assert!(matches!(events.recv().await, Some(Event::Forget { .. })));
+        assert!(task.applied_since.is_empty());
+    }
 }
