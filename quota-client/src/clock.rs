@@ -39,6 +39,11 @@ const SLOW_READ_NANOS: u64 = 250;
 /// clock daemon at work. It is the margin that an authority adds to every term.
 pub const WALL_JUMP_MARGIN: Term = Term::from_millis(50);
 
+/// Reads of two clocks that are further apart than this are repeated: far above what three reads
+/// cost even as system calls, far below [`WALL_JUMP_MARGIN`].
+const READS_APART_MAX: Term = Term::from_millis(2);
+const READ_ATTEMPTS: u32 = 8;
+
 /// Now, on the monotonic clock. Costs one vDSO call.
 #[inline]
 #[must_use]
@@ -119,7 +124,8 @@ impl WallJumpDetector {
     /// Starts from the clocks as they are.
     #[must_use]
     pub fn new() -> Self {
-        Self::starting_at(now(), wall())
+        let (monotonic, wall) = read_together(now, wall);
+        Self::starting_at(monotonic, wall)
     }
 
     fn starting_at(monotonic: Timestamp, wall: Timestamp) -> Self {
@@ -131,7 +137,8 @@ impl WallJumpDetector {
     /// How far the wall clock has jumped forward since the last call, if that is more than
     /// [`WALL_JUMP_MARGIN`].
     pub fn poll(&mut self) -> Option<Term> {
-        self.observe(now(), wall())
+        let (monotonic, wall) = read_together(now, wall);
+        self.observe(monotonic, wall)
     }
 
     fn observe(&mut self, monotonic: Timestamp, wall: Timestamp) -> Option<Term> {
@@ -152,6 +159,30 @@ impl Default for WallJumpDetector {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// Both clocks at nearly one instant. A thread that is preempted between two reads would see the
+/// wall clock ahead by as long as it was kept waiting; such a pair is read again. After a few
+/// attempts the closest pair must do: on a machine that busy, an offset that is too large ends
+/// leases early, which is safe.
+fn read_together(
+    mut monotonic: impl FnMut() -> Timestamp,
+    mut wall: impl FnMut() -> Timestamp,
+) -> (Timestamp, Timestamp) {
+    let mut closest: Option<(Term, Timestamp, Timestamp)> = None;
+    for _ in 0..READ_ATTEMPTS {
+        let before = monotonic();
+        let between = wall();
+        let apart = monotonic().since(before);
+        if closest.is_none_or(|(least, ..)| apart < least) {
+            closest = Some((apart, before, between));
+        }
+        if apart <= READS_APART_MAX {
+            break;
+        }
+    }
+    let (_, monotonic, wall) = closest.expect("there is at least one attempt");
+    (monotonic, wall)
 }
 
 fn offset(monotonic: Timestamp, wall: Timestamp) -> i128 {
@@ -197,5 +228,43 @@ mod tests {
             let slewed = at(390 + second, (second - 11) * 40);
             assert_eq!(detector.observe(at(second, 0), slewed), None, "{second}");
         }
+    }
+
+    /// Reads both clocks of a machine on which `pauses` say how long each read is held up.
+    fn read_with_pauses(pauses: &[u64]) -> ((Timestamp, Timestamp), usize) {
+        let (elapsed, reads) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
+        let read = |origin: u64| {
+            let pause = pauses.get(reads.get()).copied().unwrap_or(0);
+            reads.set(reads.get() + 1);
+            elapsed.set(elapsed.get() + pause);
+            at(origin, elapsed.get())
+        };
+        let pair = read_together(|| read(10), || read(1_000));
+        (pair, reads.get())
+    }
+
+    #[test]
+    fn a_preemption_between_two_reads_is_no_jump() {
+        for pauses in [[0, 80, 0], [0, 0, 80], [0, 40, 60]] {
+            let ((monotonic, wall), reads) = read_with_pauses(&pauses);
+            assert_eq!(reads, 6, "{pauses:?}: read once more");
+            let mut detector = WallJumpDetector::starting_at(at(10, 0), at(1_000, 0));
+            assert_eq!(detector.observe(monotonic, wall), None, "{pauses:?}");
+        }
+        let (_, reads) = read_with_pauses(&[500, 1, 1]);
+        assert_eq!(reads, 3, "a pause before the first read does no harm");
+    }
+
+    #[test]
+    fn on_a_machine_that_always_preempts_the_closest_pair_is_taken() {
+        let mut pauses = [60; 24];
+        (pauses[7], pauses[8]) = (3, 4);
+        let ((monotonic, wall), reads) = read_with_pauses(&pauses);
+        assert_eq!(reads, 24);
+        assert_eq!(
+            offset(monotonic, wall),
+            offset(at(10, 0), at(1_000, 3)),
+            "of the third attempt"
+        );
     }
 }
