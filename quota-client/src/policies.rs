@@ -9,6 +9,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use quota_core::id::PolicyVersion;
@@ -30,6 +31,9 @@ const FORMAT: u32 = 1;
 const FILE_BYTES_MAX: u64 = 256 << 20;
 /// Between two attempts to watch on one connection.
 const WATCH_PAUSE: Duration = Duration::from_millis(500);
+
+/// Numbers the drafts of this process.
+static DRAFTS: AtomicU64 = AtomicU64::new(0);
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -123,8 +127,9 @@ fn write(path: &Path, stored: &Stored) -> io::Result<()> {
     };
     fs::create_dir_all(folder)?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
-    // Two clients that share a file must not write into one draft.
-    name.push(format!(".{}.draft", std::process::id()));
+    // Two clients that share a file must not write into one draft, be they in one process or two.
+    let number = DRAFTS.fetch_add(1, Ordering::Relaxed);
+    name.push(format!(".{}-{number}.draft", std::process::id()));
     let draft = folder.join(name);
     let mut file = File::create(&draft)?;
     file.write_all(&serde_json::to_vec_pretty(stored)?)?;
@@ -361,6 +366,25 @@ mod tests {
             .expect("readable")
             .collect();
         assert_eq!(left.len(), 1, "no draft is left behind");
+    }
+
+    #[test]
+    fn clients_of_one_process_that_share_a_file_do_not_share_a_draft() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("policies.json");
+        std::thread::scope(|scope| {
+            for writer in 1..5 {
+                let mut book = Book::default();
+                book.apply(update(true, writer, &[(writer, spec("a", 1))]));
+                let (path, stored) = (&path, book.stored());
+                scope.spawn(move || {
+                    for _ in 0..20 {
+                        write(path, &stored).expect("nobody takes the draft away");
+                    }
+                });
+            }
+        });
+        assert_eq!(read(&path).expect("whole").policies.len(), 1);
     }
 
     #[test]
