@@ -3,8 +3,12 @@
 //!
 //! The file is JSON, replaced as a whole. One that cannot be read is ignored with a warning and
 //! replaced as soon as the authority has spoken; nothing depends on it but the start.
+//!
+//! No revision outlives the connection that it was learned on: neither the file nor a connection
+//! before says whose revisions it counts, and an authority that started over reaches the same
+//! numbers with other policies. So the first update of each connection is a complete one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
@@ -26,7 +30,7 @@ use crate::rules::Rules;
 use crate::shared::Shared;
 
 /// The format that is written, and the only one that is read.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// Longest file that is read: far more than any legal set of policies takes.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 /// Between two attempts to watch on one connection.
@@ -40,6 +44,8 @@ static DRAFTS: AtomicU64 = AtomicU64::new(0);
 struct Stored {
     format: u32,
     revision: u64,
+    /// The namespaces that `policies` are all the policies of; empty for all there are.
+    namespaces: BTreeSet<String>,
     policies: Vec<StoredPolicy>,
 }
 
@@ -61,6 +67,8 @@ enum FileError {
     Json(#[from] serde_json::Error),
     #[error("its format is {0}, and this version reads format {FORMAT}")]
     Format(u32),
+    #[error("it covers the namespaces {0:?} only, and this client asks for others")]
+    Namespaces(BTreeSet<String>),
     #[error("it holds a policy that is not valid: {0}")]
     Policy(String),
 }
@@ -70,7 +78,7 @@ pub(crate) fn load(shared: &Shared) {
     let Some(path) = &shared.config.policy_file else {
         return;
     };
-    match read(path) {
+    match read(path).and_then(|stored| stored.within(&shared.config.namespaces)) {
         Ok(stored) => {
             let count = stored.policies.len();
             let policies = stored.policies.into_iter();
@@ -116,6 +124,23 @@ fn read(path: &Path) -> Result<Stored, FileError> {
         Ok(stored)
     } else {
         Err(FileError::Format(stored.format))
+    }
+}
+
+impl Stored {
+    /// What of it concerns these namespaces. Refused if it lacks one of them: to a client that
+    /// knows some rules, a request that none of them matches is free to pass.
+    fn within(mut self, namespaces: &[String]) -> Result<Self, FileError> {
+        let wanted: BTreeSet<String> = namespaces.iter().cloned().collect();
+        let covers_all = self.namespaces.is_empty();
+        if !covers_all && (wanted.is_empty() || !wanted.is_subset(&self.namespaces)) {
+            return Err(FileError::Namespaces(self.namespaces));
+        }
+        if !wanted.is_empty() {
+            self.policies
+                .retain(|policy| wanted.contains(&policy.spec.id().namespace));
+        }
+        Ok(self)
     }
 }
 
@@ -187,7 +212,7 @@ impl Book {
         self.revision = update.revision;
     }
 
-    fn stored(&self) -> Stored {
+    fn stored(&self, namespaces: &[String]) -> Stored {
         let policies = self.policies.values().map(|policy| StoredPolicy {
             version: policy.version(),
             spec: policy.spec().clone(),
@@ -195,6 +220,7 @@ impl Book {
         Stored {
             format: FORMAT,
             revision: self.revision,
+            namespaces: namespaces.iter().cloned().collect(),
             policies: policies.collect(),
         }
     }
@@ -204,9 +230,10 @@ impl Book {
 /// nothing seems to have happened, in case a push was lost.
 pub(crate) async fn watch(shared: Arc<Shared>, channel: Channel) {
     let mut client = AllocatorClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let mut told = false;
     loop {
         let quiet = Duration::ZERO;
-        let pause = match follow(&shared, &mut client).await {
+        let pause = match follow(&shared, &mut client, &mut told).await {
             Ok(()) => quiet,
             Err(status) => {
                 tracing::debug!(%status, "watching the policies ended");
@@ -217,15 +244,17 @@ pub(crate) async fn watch(shared: Arc<Shared>, channel: Channel) {
     }
 }
 
-/// One call: until the poll is due, or the stream ends.
+/// One call: until the poll is due, or the stream ends. `told` says whether the policies at hand
+/// are from this connection.
 async fn follow(
     shared: &Arc<Shared>,
     client: &mut AllocatorClient<Channel>,
+    told: &mut bool,
 ) -> Result<(), tonic::Status> {
     let mut book = Book::of(&shared.rules());
     let request = WatchPolicies {
         namespaces: shared.config.namespaces.clone(),
-        known_revision: book.revision,
+        known_revision: if *told { book.revision } else { 0 },
     };
     let poll = shared.config.policy_poll;
     let mut updates = client
@@ -246,6 +275,12 @@ async fn follow(
             .push(part)
             .map_err(|error| tonic::Status::internal(error.to_string()))?;
         let Some(update) = update else { continue };
+        if !(*told || update.complete) {
+            return Err(tonic::Status::internal(
+                "the first update of the policies is not complete",
+            ));
+        }
+        *told = true;
         let news = update.complete || !update.policies.is_empty() || !update.deleted.is_empty();
         if news || first {
             book.apply(update);
@@ -271,7 +306,7 @@ async fn adopt(shared: &Arc<Shared>, book: &Book, news: bool) {
         "policies in force"
     );
     if let (Some(path), true) = (shared.config.policy_file.clone(), news) {
-        let stored = book.stored();
+        let stored = book.stored(&shared.config.namespaces);
         let written = tokio::task::spawn_blocking(move || {
             write(&path, &stored).map_err(|error| (path, error))
         });
@@ -355,7 +390,7 @@ mod tests {
         let path = folder.path().join("deep").join("policies.json");
         let mut book = Book::default();
         book.apply(update(true, 7, &[(3, spec("a", 1)), (7, spec("b", 2))]));
-        write(&path, &book.stored()).expect("written");
+        write(&path, &book.stored(&[])).expect("written");
         let shared = shared_with_file(&path);
         load(&shared);
         let rules = shared.rules();
@@ -376,7 +411,7 @@ mod tests {
             for writer in 1..5 {
                 let mut book = Book::default();
                 book.apply(update(true, writer, &[(writer, spec("a", 1))]));
-                let (path, stored) = (&path, book.stored());
+                let (path, stored) = (&path, book.stored(&[]));
                 scope.spawn(move || {
                     for _ in 0..20 {
                         write(path, &stored).expect("nobody takes the draft away");
@@ -388,14 +423,46 @@ mod tests {
     }
 
     #[test]
+    fn a_file_serves_only_the_namespaces_that_it_covers() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("policies.json");
+        let mut book = Book::default();
+        let in_namespace = |namespace: &str| {
+            let mut spec = spec("a", 1);
+            spec.namespace = namespace.to_owned();
+            spec
+        };
+        let specs = [(1, in_namespace("east")), (2, in_namespace("west"))];
+        book.apply(update(true, 2, &specs));
+        let owned = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let loaded = |covered: &[&str], wanted: &[&str]| {
+            write(&path, &book.stored(&owned(covered))).expect("written");
+            let mut config = Config::new(["http://127.0.0.1:1"]);
+            config.keys_max = 8;
+            config.policy_file = Some(path.clone());
+            config.namespaces = owned(wanted);
+            let shared = Shared::new(config, (1, 2)).0;
+            load(&shared);
+            let rules = shared.rules();
+            rules.known.then(|| rules.iter().count())
+        };
+        assert_eq!(loaded(&[], &[]), Some(2));
+        assert_eq!(loaded(&[], &["west"]), Some(1));
+        assert_eq!(loaded(&["west", "east"], &["east", "west"]), Some(2));
+        assert_eq!(loaded(&["west", "east"], &["east"]), Some(1));
+        assert_eq!(loaded(&["west", "east"], &["east", "north"]), None);
+        assert_eq!(loaded(&["west", "east"], &[]), None);
+    }
+
+    #[test]
     fn a_file_that_makes_no_sense_is_ignored() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("policies.json");
-        let good = serde_json::to_string(&Book::default().stored()).expect("json");
-        let other_format = good.replace("\"format\":1", "\"format\":99");
+        let good = serde_json::to_string(&Book::default().stored(&[])).expect("json");
+        let other_format = good.replace("\"format\":2", "\"format\":99");
         let mut invalid = Book::default();
         invalid.apply(update(true, 1, &[(1, spec("a", 1))]));
-        let invalid = serde_json::to_string(&invalid.stored())
+        let invalid = serde_json::to_string(&invalid.stored(&[]))
             .expect("json")
             .replace("\"tokens\":1", "\"tokens\":0");
         for nonsense in ["", "{", "[]", "\0\0", &other_format, &invalid, &good[..9]] {
