@@ -421,6 +421,7 @@ impl Driver {
         match decode_from_authority(message) {
             Ok(FromAuthority::Answers(answers)) => {
                 self.due_since = None;
+                self.connection.proved();
                 for answer in answers.answers {
                     let anchor = answers.anchor;
                     self.handle(now, Input::Answer { anchor, answer });

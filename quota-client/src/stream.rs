@@ -168,6 +168,12 @@ impl Connection {
         u64::from(keys_max).saturating_sub(INTRODUCTIONS_MAX as u64)
     }
 
+    /// The authority has answered. Only now is the next failure the first of its row: one that
+    /// welcomes and then ends every stream would else be called as fast as it hangs up.
+    pub(crate) fn proved(&mut self) {
+        self.failures = 0;
+    }
+
     /// Gives the stream up, if there is one, and connects again after a short pause, to the next
     /// seed.
     pub(crate) fn drop_stream(&mut self) {
@@ -192,7 +198,6 @@ impl Connection {
                 }
                 Stage::Opening { seed, opening } => match opening.await {
                     Ok(up) => {
-                        self.failures = 0;
                         self.stage = Stage::Up(Box::new(up));
                         return News::Up;
                     }
