@@ -6,7 +6,7 @@
 //! they chose to wait for tokens; `try_acquire` does not even wake the task, which therefore looks
 //! at its queue every few milliseconds while it has leases to keep.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
@@ -37,6 +37,10 @@ const POLL_IDLE: Term = Term::from_millis(25);
 const BUSY: Term = Term::from_seconds(1);
 /// The clocks are compared at least this often.
 const POLL_MAX: Term = Term::from_millis(500);
+
+/// For how long a key that found no room on the stream keeps its entry, so that callers who ask
+/// again at once do not open it again at every turn.
+const TURNED_AWAY: Term = Term::from_millis(100);
 
 /// What the owner of the client asks for.
 #[derive(Debug)]
@@ -80,6 +84,12 @@ pub(crate) struct Driver {
     due_since: Option<Timestamp>,
     /// Keys introduced in the present stream.
     introduced: u64,
+    /// Slots that may be open at a time: as many as the stream takes, less room for others to
+    /// come and go before the next stream is needed.
+    open_max: u64,
+    /// Slots that found no room, and when their entries are free again; oldest first.
+    turned_away: VecDeque<(Timestamp, Slot)>,
+    warned_of_room: bool,
     active_at: Timestamp,
     closing: Option<Closing>,
 }
@@ -123,6 +133,9 @@ impl Driver {
             news: Vec::new(),
             due_since: None,
             introduced: 0,
+            open_max: u64::MAX,
+            turned_away: VecDeque::new(),
+            warned_of_room: false,
             active_at: Timestamp::ZERO,
             closing: None,
             shared,
@@ -165,6 +178,7 @@ impl Driver {
             );
             self.end_leases(now);
         }
+        self.free_turned_away(now);
         self.take_signals(now);
         self.follow_rules(now);
         if self.holder.next_deadline().is_some_and(|due| due <= now) {
@@ -195,6 +209,9 @@ impl Driver {
                 Signal::Touched(slot) => self.handle(now, Input::Touched { slot }),
                 Signal::Close(slot) if self.shared.waiters.waits_on(slot) => {}
                 Signal::Close(slot) => self.handle(now, Input::Close { slot }),
+                Signal::Open(opening) if self.open_slots() >= self.open_max => {
+                    self.turn_away(now, opening.slot);
+                }
                 Signal::Open(opening) => {
                     let kept = Kept {
                         policy: opening.policy,
@@ -229,6 +246,42 @@ impl Driver {
             self.handle(now, input);
         }
         self.news = news;
+    }
+
+    fn open_slots(&self) -> u64 {
+        u64::try_from(self.slots.len()).unwrap_or(u64::MAX)
+    }
+
+    /// Refuses a key that the stream has no room for. Opened nevertheless, it would have the next
+    /// stream filled by what is open already, and the one after it too, without end.
+    fn turn_away(&mut self, now: Timestamp, slot: Slot) {
+        if !std::mem::replace(&mut self.warned_of_room, true) {
+            tracing::warn!(
+                open_max = self.open_max,
+                "as many keys are open as the authority takes on a stream; new keys are refused: \
+                 raise the authority's limit or use more clients"
+            );
+        }
+        let until = now + TURNED_AWAY;
+        self.shared.table.entry(slot).note(Status::Busy, until);
+        self.shared.waiters.wake_slot(slot);
+        self.turned_away.push_back((until, slot));
+    }
+
+    fn free_turned_away(&mut self, now: Timestamp) {
+        while let Some((until, slot)) = self.turned_away.front().copied()
+            && until <= now
+        {
+            self.turned_away.pop_front();
+            self.free(slot);
+        }
+    }
+
+    /// Takes the entry of a slot that is not open from its key.
+    fn free(&self, slot: Slot) {
+        self.shared.table.free(slot);
+        self.shared.waiters.wake_slot(slot);
+        self.shared.changed.notify_waiters();
     }
 
     /// Brings every slot in line with rules that have changed.
@@ -322,9 +375,7 @@ impl Driver {
                 }
                 Event::Closed { slot } => {
                     if self.slots.remove(&slot).is_some() {
-                        self.shared.table.free(slot);
-                        self.shared.waiters.wake_slot(slot);
-                        self.shared.changed.notify_waiters();
+                        self.free(slot);
                     }
                 }
                 Event::Reconnect => self.lose_stream(),
@@ -378,6 +429,11 @@ impl Driver {
     }
 
     fn connected(&mut self, now: Timestamp) {
+        self.open_max = self.connection.keys_max() / 4 * 3;
+        if self.open_slots() > self.open_max {
+            self.refuse_authority(now);
+            return;
+        }
         let shared = Arc::clone(&self.shared);
         let Some(up) = self.connection.up() else {
             return;
@@ -401,6 +457,24 @@ impl Driver {
         self.shared.note_heard(now);
         self.handle(now, Input::Connected);
         self.shared.set_link(Link::Up);
+    }
+
+    /// Turns down an authority whose streams cannot hold what is open, and closes the surplus, so
+    /// that one of the next attempts succeeds.
+    fn refuse_authority(&mut self, now: Timestamp) {
+        tracing::warn!(
+            open = self.open_slots(),
+            open_max = self.open_max,
+            "the authority takes fewer keys on a stream than this client has open: closing some \
+             and trying another"
+        );
+        let keep = usize::try_from(self.open_max).unwrap_or(usize::MAX);
+        let surplus: Vec<Slot> = self.slots.keys().skip(keep).copied().collect();
+        for slot in surplus {
+            self.handle(now, Input::Close { slot });
+        }
+        self.connection.drop_stream();
+        self.shared.set_link(Link::Down);
     }
 
     fn disconnected(&mut self, now: Timestamp) {
@@ -488,7 +562,12 @@ impl Driver {
         let due = self.holder.next_deadline().map(|due| due.since(now));
         let closing = self.closing.as_ref();
         let closing = closing.map(|closing| closing.deadline.since(now));
-        [due, closing].into_iter().flatten().fold(poll, Term::min)
+        let free = self.turned_away.front();
+        let free = free.map(|(until, _)| until.since(now));
+        [due, closing, free]
+            .into_iter()
+            .flatten()
+            .fold(poll, Term::min)
     }
 }
 

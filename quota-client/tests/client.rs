@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use quota_client::{Config, Link, Outcome, QuotaClient, Reason};
+use quota_core::holder::INTRODUCTIONS_MAX;
 use quota_core::policy::{FirstTouch, LimitSpec, OnOutage, OverrideSpec};
 use quota_core::time::Term;
 use support::{Authority, LONG, Mode, policy, until};
@@ -432,4 +433,43 @@ async fn a_client_without_authority_or_policies_refuses_and_says_why() {
     assert_eq!(refused.reason(), Some(Reason::Unreachable));
     assert_eq!(refused.status(), 503);
     assert!(refused.retry_after().is_some());
+}
+
+#[tokio::test]
+async fn more_keys_than_a_stream_takes_are_refused_and_the_stream_stays() {
+    let mut lasting = policy("api");
+    lasting.lease.idle_return = Term::from_seconds(60).into();
+    let mut authority = Authority::start(&[lasting]);
+    let message = u32::try_from(INTRODUCTIONS_MAX).expect("small");
+    authority.state().keys_max = 4 * message;
+    let mut config = authority.config();
+    config.keys_max = 16 * INTRODUCTIONS_MAX;
+    let client = QuotaClient::connect(config).await.expect("good");
+    let keys: Vec<String> = (0..5 * message).map(|key| key.to_string()).collect();
+    // The last message's room is left free, and of the rest a quarter for keys that come and go.
+    let open_max = 3 * INTRODUCTIONS_MAX / 4 * 3;
+    until("as many keys have leases as may", || {
+        for key in &keys {
+            let _decision = client.check(&[("tenant", key)]);
+        }
+        let leases = authority.state().leases.len();
+        assert!(leases <= open_max, "{leases} leases");
+        leases == open_max
+    })
+    .await;
+    assert_eq!(authority.state().streams, 1);
+    authority.kill();
+    until("the link is down", || client.link() == Link::Down).await;
+    authority.restart();
+    until("the link is up", || client.link() == Link::Up).await;
+    let streams = authority.state().streams;
+    let served = keys
+        .iter()
+        .find(|key| client.check(&[("tenant", key)]).is_allowed());
+    assert!(served.is_some(), "leases outlive the stream");
+    assert!(
+        client.close(LONG).await,
+        "the new stream takes everything back"
+    );
+    assert_eq!(authority.state().streams, streams);
 }

@@ -57,6 +57,8 @@ pub(crate) struct State {
     pub(crate) turn: Term,
     pub(crate) leases: HashMap<BucketAddress, Vec<Lease>>,
     pub(crate) streams: u32,
+    /// What each welcome says of the keys on a stream.
+    pub(crate) keys_max: u32,
     counter: u64,
 }
 
@@ -192,7 +194,10 @@ async fn converse(
         server_version: "test".to_owned(),
         node: "test".to_owned(),
         shards: 1,
-        limits: StreamLimits::default(),
+        limits: StreamLimits {
+            keys_max: lock(state).keys_max,
+            ..StreamLimits::default()
+        },
         policy_revision: 1,
     };
     outbox.send(Ok(encode_welcome(&welcome))).await?;
@@ -249,6 +254,7 @@ impl Authority {
                 turn: Term::from_seconds(3),
                 leases: HashMap::new(),
                 streams: 0,
+                keys_max: StreamLimits::default().keys_max,
                 counter: 0,
             })),
             policies,
