@@ -241,7 +241,16 @@ impl Driver {
             self.active_at = now;
             let input = match item {
                 waiters::News::Began { slot, cost } => Input::Waiting { slot, cost },
-                waiters::News::Ceased { slot, cost } => Input::WaitOver { slot, cost },
+                waiters::News::Ceased {
+                    slot,
+                    cost,
+                    decided,
+                } => {
+                    if !decided {
+                        self.shared.table.entry(slot).cell().refuse(cost);
+                    }
+                    Input::WaitOver { slot, cost }
+                }
             };
             self.handle(now, input);
         }
@@ -280,7 +289,7 @@ impl Driver {
     /// Takes the entry of a slot that is not open from its key.
     fn free(&self, slot: Slot) {
         self.shared.table.free(slot);
-        self.shared.waiters.wake_slot(slot);
+        self.shared.waiters.forget(slot);
         self.shared.changed.notify_waiters();
     }
 

@@ -24,11 +24,19 @@ impl Shared {
         let deadline = begun + clock::term(within);
         match attempt(Mood::Patient) {
             Attempt::Admitted(decision) => return self.count(decision),
-            Attempt::Refused(refused) => match self.wait_until(deadline, refused, &attempt).await {
-                Waited::Admitted(decision) => return self.count(decision),
-                Waited::Refused(refused) => return self.count_refusal(refused),
-                Waited::Over => {}
-            },
+            Attempt::Refused(refused) => {
+                let mut ticket = None;
+                let waiting = self.wait_until(&mut ticket, deadline, refused, &attempt);
+                let waited = waiting.await;
+                if let Some(ticket) = ticket {
+                    ticket.decide();
+                }
+                match waited {
+                    Waited::Admitted(decision) => return self.count(decision),
+                    Waited::Refused(refused) => return self.count_refusal(refused),
+                    Waited::Over => {}
+                }
+            }
         }
         let silent = self.heard_at() < begun;
         self.finish(attempt(Mood::Spent { silent }))
@@ -36,11 +44,11 @@ impl Shared {
 
     async fn wait_until<'c>(
         &'c self,
+        ticket: &mut Option<Ticket<'c>>,
         deadline: Timestamp,
         mut refused: Refused<'c>,
         attempt: &impl Fn(Mood) -> Attempt<'c>,
     ) -> Waited<'c> {
-        let mut ticket: Option<Ticket<'c>> = None;
         loop {
             match refused.wait {
                 Wait::Never => return Waited::Refused(refused),
@@ -49,22 +57,22 @@ impl Shared {
                     return Waited::Refused(refused);
                 }
                 Wait::Tokens { slot, cost, .. } => {
-                    let place = ticket.take().filter(|ticket| ticket.slot() == slot);
-                    if let Some(place) = place {
+                    // Another slot's place, or one that ended with its slot's key.
+                    drop(ticket.take_if(|place| place.slot() != slot || !place.stands()));
+                    if let Some(place) = ticket {
                         if !before(deadline, place.woken()).await {
                             return Waited::Over;
                         }
-                        ticket = Some(place);
                     } else {
                         let Some(place) = self.waiters.register(slot, cost) else {
                             return Waited::Refused(refused.because(Reason::TooManyWaiters));
                         };
-                        ticket = Some(place);
+                        *ticket = Some(place);
                         self.wake.notify_one();
                     }
                 }
                 Wait::Change => {
-                    ticket = None;
+                    *ticket = None;
                     let mut changed = pin!(self.changed.notified());
                     changed.as_mut().enable();
                     // What changed before would not wake this caller.

@@ -18,8 +18,25 @@ use tokio::sync::Notify;
 /// Somebody began or ceased to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum News {
-    Began { slot: Slot, cost: Tokens },
-    Ceased { slot: Slot, cost: Tokens },
+    Began {
+        slot: Slot,
+        cost: Tokens,
+    },
+    /// Undecided if the caller went away, or went on to wait for something else: then nothing
+    /// that it did on this slot counts as the demand that its beginning announced.
+    Ceased {
+        slot: Slot,
+        cost: Tokens,
+        decided: bool,
+    },
+}
+
+impl News {
+    const fn slot(&self) -> Slot {
+        match self {
+            Self::Began { slot, .. } | Self::Ceased { slot, .. } => *slot,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -49,12 +66,25 @@ pub(crate) struct Ticket<'w> {
     slot: Slot,
     number: u64,
     cost: Tokens,
+    decided: bool,
     wake: Arc<Notify>,
 }
 
 impl Ticket<'_> {
     pub(crate) const fn slot(&self) -> Slot {
         self.slot
+    }
+
+    /// False once the slot was taken from its key: the place ended with it.
+    pub(crate) fn stands(&self) -> bool {
+        let queues = self.waiters.lock();
+        let queue = queues.slots.get(&self.slot);
+        queue.is_some_and(|queue| queue.contains_key(&self.number))
+    }
+
+    /// Gives the place up with an outcome, which counts as the demand that was announced.
+    pub(crate) fn decide(mut self) {
+        self.decided = true;
     }
 
     /// Returns when the driver has woken this place since the last call.
@@ -66,17 +96,21 @@ impl Ticket<'_> {
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         let mut queues = self.waiters.lock();
-        let empty = queues.slots.get_mut(&self.slot).is_some_and(|queue| {
-            queue.remove(&self.number);
-            queue.is_empty()
-        });
-        if empty {
+        queues.count -= 1;
+        let Some(queue) = queues.slots.get_mut(&self.slot) else {
+            return;
+        };
+        if queue.remove(&self.number).is_none() {
+            // The slot is another key's by now, which this wait is not about.
+            return;
+        }
+        if queue.is_empty() {
             queues.slots.remove(&self.slot);
         }
-        queues.count -= 1;
         queues.news.push(News::Ceased {
             slot: self.slot,
             cost: self.cost,
+            decided: self.decided,
         });
     }
 }
@@ -110,6 +144,7 @@ impl Waiters {
             slot,
             number,
             cost,
+            decided: false,
             wake,
         })
     }
@@ -138,6 +173,16 @@ impl Waiters {
     /// Wakes all who wait on a slot, so that they look at what the authority said.
     pub(crate) fn wake_slot(&self, slot: Slot) {
         if let Some(queue) = self.lock().slots.get(&slot) {
+            queue.values().for_each(|waiter| waiter.wake.notify_one());
+        }
+    }
+
+    /// Ends every wait on a slot that was taken from its key, and wakes those who waited. Driver
+    /// only.
+    pub(crate) fn forget(&self, slot: Slot) {
+        let mut queues = self.lock();
+        queues.news.retain(|news| news.slot() != slot);
+        if let Some(queue) = queues.slots.remove(&slot) {
             queue.values().for_each(|waiter| waiter.wake.notify_one());
         }
     }
@@ -202,7 +247,7 @@ mod tests {
         let first = waiters.register(slot, Tokens::ONE).expect("room");
         let second = waiters.register(slot, Tokens::new(2)).expect("room");
         assert!(waiters.register(slot, Tokens::ONE).is_none());
-        drop(first);
+        first.decide();
         let third = waiters.register(slot, Tokens::new(3)).expect("room again");
         drop((second, third));
         let mut news = Vec::new();
@@ -211,22 +256,48 @@ mod tests {
             slot,
             cost: Tokens::new(cost),
         };
-        let ceased = |cost| News::Ceased {
+        let ceased = |cost, decided| News::Ceased {
             slot,
             cost: Tokens::new(cost),
+            decided,
         };
         assert_eq!(
             news,
             [
                 began(1),
                 began(2),
-                ceased(1),
+                ceased(1, true),
                 began(3),
-                ceased(2),
-                ceased(3)
+                ceased(2, false),
+                ceased(3, false)
             ]
         );
         assert!(!waiters.waits_on(slot));
+    }
+
+    #[test]
+    fn a_place_on_a_slot_that_changed_its_key_ends_nobody_elses_wait() {
+        let waiters = Waiters::new(3);
+        let (slot, other) = (Slot::new(1), Slot::new(2));
+        let before = waiters.register(slot, Tokens::ONE).expect("room");
+        let elsewhere = waiters.register(other, Tokens::ONE).expect("room");
+        waiters.forget(slot);
+        assert!(is_woken(&before) && !before.stands());
+        assert!(!is_woken(&elsewhere) && elsewhere.stands());
+        let after = waiters.register(slot, Tokens::ONE).expect("room");
+        drop(before);
+        assert!(after.stands() && waiters.waits_on(slot));
+        let mut news = Vec::new();
+        waiters.take_news(&mut news);
+        let began = |slot| News::Began {
+            slot,
+            cost: Tokens::ONE,
+        };
+        assert_eq!(news, [began(other), began(slot)]);
+        assert!(
+            waiters.register(slot, Tokens::ONE).is_some(),
+            "its room is free"
+        );
     }
 
     #[test]
