@@ -30,6 +30,9 @@ use crate::node::shard::turn_away;
 /// How long a caller may take to say hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
 
+/// How long streams are kept from shards that have not begun their first tenure.
+const START_WITHIN: Duration = Duration::from_secs(5);
+
 /// What a holder is sent.
 #[derive(Debug)]
 pub(super) struct Replies {
@@ -124,6 +127,9 @@ impl Reader {
             routes,
             _entered: entered,
         };
+        // A stream that reaches a shard before its first tenure ends when that begins. At start
+        // all of them would, one shard after another, so what was said waits at the door.
+        let _ = tokio::time::timeout(START_WITHIN, self.node.readiness.started()).await;
         while let Some(message) = self.next().await? {
             let message = stream::decode_from_holder(message)?;
             let items = message.requests.len() + message.introductions.len();

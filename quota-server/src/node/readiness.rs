@@ -30,6 +30,7 @@ pub(crate) struct Readiness {
     shards: Mutex<Vec<ShardState>>,
     draining: watch::Sender<bool>,
     ready: watch::Sender<bool>,
+    started: watch::Sender<bool>,
 }
 
 impl Readiness {
@@ -40,6 +41,7 @@ impl Readiness {
             shards: Mutex::new(vec![ShardState::Starting; shards]),
             draining: watch::Sender::new(false),
             ready: watch::Sender::new(false),
+            started: watch::Sender::new(false),
         }
     }
 
@@ -50,6 +52,9 @@ impl Readiness {
         shards[place] = state;
         let ready = all_serve(&shards) && !*self.draining.borrow();
         self.ready.send_replace(ready);
+        if !shards.contains(&ShardState::Starting) {
+            self.started.send_replace(true);
+        }
     }
 
     /// The node is about to stop: it is not ready from here on.
@@ -82,6 +87,13 @@ impl Readiness {
     /// Follows whether every shard is claimed and serving.
     pub(crate) fn watch(&self) -> watch::Receiver<bool> {
         self.ready.subscribe()
+    }
+
+    /// Waits until the first claim of every shard has come to an end, be it a bad one. At once
+    /// ever after.
+    pub(crate) async fn started(&self) {
+        // The sender lives as long as this borrow.
+        let _ = self.started.subscribe().wait_for(|started| *started).await;
     }
 
     fn shards(&self) -> MutexGuard<'_, Vec<ShardState>> {
@@ -127,6 +139,23 @@ fn all_serve(shards: &[ShardState]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn the_start_is_over_once_no_shard_is_claimed_for_the_first_time() {
+        let over = |readiness: &Readiness| {
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            std::pin::pin!(readiness.started())
+                .poll(&mut context)
+                .is_ready()
+        };
+        let readiness = Readiness::new(2);
+        assert!(!over(&readiness));
+        readiness.set(ShardId::new(0), ShardState::Serving);
+        assert!(!over(&readiness));
+        let why = String::new();
+        readiness.set(ShardId::new(1), ShardState::Down { why });
+        assert!(over(&readiness), "nobody waits for a shard that failed");
+    }
 
     #[test]
     fn the_node_is_ready_only_while_every_shard_serves() {

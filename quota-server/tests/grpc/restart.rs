@@ -286,3 +286,26 @@ async fn a_start_finds_its_many_stored_buckets() {
         clock::now().since(begun).as_millis_ceil()
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_comes_before_the_shards_are_served_waits_for_them() {
+    let dir = tempdir().expect("a directory");
+    let config = quota_server::config::Config {
+        shards: Some(1024),
+        ..config(dir.path(), &[])
+    };
+    let server = Server::start(config).await.expect("it starts");
+    let mut holder = Holder::connect(&server, 7).await;
+    for key in 1..=64 {
+        let tenant = [format!("t{key}")];
+        holder.introduce(key, bucket("tenant", &tenant));
+    }
+    let requests = (1..=64).map(|key| want(key, 1, 1)).collect();
+    holder.send(Vec::new(), requests).await;
+    for _ in 0..64 {
+        let answer = holder.answer().await.1;
+        assert_eq!(granted(&answer).granted, Tokens::new(1));
+    }
+    holder.close().await.expect("it was not ended before");
+    server.shutdown().await;
+}
