@@ -4,19 +4,20 @@
 //! serve, and acknowledged when all of them have. Changes come one after another. Former versions
 //! are kept until nothing that they granted can be live, and then cleared the same way.
 
+mod change;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use quota_core::id::PolicyVersion;
 use quota_core::key::PolicyId;
-use quota_core::policy::{
-    ChangeError, Kind, POLICIES_MAX, Policy, PolicyError, PolicyHistory, PolicySpec,
-};
+use quota_core::policy::{ChangeError, Kind, POLICIES_MAX, Policy, PolicyHistory, PolicySpec};
 use quota_core::time::{DriftAllowance, Timestamp};
 use quota_wire::convert::notice::PolicyNotice;
 use tokio::sync::{mpsc, oneshot, watch};
 
+pub(crate) use self::change::{Change, ChangeRefused, ChangeRequest, Changed};
 use super::event::{Applied, Event};
 use super::streams::Streams;
 use crate::clock;
@@ -94,90 +95,6 @@ impl PolicySnapshot {
     fn version(&self, id: &PolicyId) -> Option<PolicyVersion> {
         self.get(id).map(|policy| policy.version())
     }
-}
-
-/// What a caller wants of a policy.
-#[derive(Clone, Debug)]
-pub(crate) enum Change {
-    /// Create or change it.
-    Put {
-        /// As it should be.
-        spec: Box<PolicySpec>,
-    },
-    /// Delete it.
-    Delete {
-        /// Which.
-        id: PolicyId,
-    },
-}
-
-impl Change {
-    fn id(&self) -> PolicyId {
-        match self {
-            Self::Put { spec } => spec.id(),
-            Self::Delete { id } => id.clone(),
-        }
-    }
-}
-
-/// A change with its condition.
-#[derive(Clone, Debug)]
-pub(crate) struct ChangeRequest {
-    pub(crate) change: Change,
-    /// The version that the caller wants to replace, zero for none; `None` for any.
-    pub(crate) expected: Option<u64>,
-    /// Check everything, change nothing.
-    pub(crate) dry_run: bool,
-}
-
-/// A change that was made, or would be.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Changed {
-    /// The version in force now, or the revision of a deletion.
-    pub(crate) version: u64,
-    /// What the shards said, summed up.
-    pub(crate) applied: Applied,
-    /// False if the stored policy said exactly this already.
-    pub(crate) changed: bool,
-}
-
-/// Why a change was not made.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ChangeRefused {
-    /// The spec breaks a rule.
-    #[error(transparent)]
-    Invalid(Box<PolicyError>),
-    /// The kind is laid out, but not served yet.
-    #[error("kind {kind:?} is not served by this version; token buckets are")]
-    KindNotServed { kind: Kind },
-    /// There is no such policy.
-    #[error("policy {0} does not exist")]
-    Unknown(PolicyId),
-    /// Another version is in force.
-    #[error("policy {id} has another version than {expected}")]
-    Version {
-        id: PolicyId,
-        expected: PolicyVersion,
-        current: Option<PolicyVersion>,
-    },
-    /// A living policy cannot be changed so.
-    #[error("{error}")]
-    NotAllowed {
-        id: PolicyId,
-        error: Box<ChangeError>,
-    },
-    /// There are too many, deleted ones that are still remembered included.
-    #[error(
-        "there are {POLICIES_MAX} policies already, deleted ones whose tokens may be out included: \
-         delete some, or wait until the leases of deleted ones are over"
-    )]
-    TooMany,
-    /// The store did not take it. Nothing has changed.
-    #[error("the policy was not stored: {0}")]
-    Store(String),
-    /// It is stored, or may be, but not known to be in force everywhere.
-    #[error("it is not known whether the change is in force: {0}; read the policy again")]
-    Unsure(String),
 }
 
 /// Reaches the policy task. Cheap to clone.
@@ -635,120 +552,4 @@ pub(crate) async fn store_first(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::store::handle::HandleOptions;
-    use crate::store::memory::{MemoryDisk, MemoryStore};
-    use quota_core::policy::LimitSpec;
-    use quota_core::time::Term;
-
-    fn spec(name: &str, tokens: u64) -> Box<PolicySpec> {
-        let limit = LimitSpec::new(tokens, Term::from_seconds(1));
-        Box::new(PolicySpec::new(name, &["tenant"], limit))
-    }
-
-    fn put(name: &str, tokens: u64) -> ChangeRequest {
-        let spec = spec(name, tokens);
-        ChangeRequest {
-            change: Change::Put { spec },
-            expected: None,
-            dry_run: false,
-        }
-    }
-
-    #[test]
-    fn deleted_policies_count_until_they_are_forgotten() {
-        let mut snapshot = PolicySnapshot::default();
-        let version = PolicyVersion::new;
-        let living = PolicyHistory::create(*spec("living", 1), version(1)).expect("legal");
-        let deleted = PolicyHistory::create(*spec("deleted", 1), version(2)).expect("legal");
-        let deleted = deleted.delete(version(3)).expect("it lives");
-        for history in [living, deleted] {
-            let entry = Entry {
-                stored: version(3),
-                history,
-            };
-            snapshot.entries.insert(entry.history.id().clone(), entry);
-        }
-        let change = |name, max| {
-            let change = put(name, 2).change;
-            changed_history(&snapshot, &change, version(4), max).map(|_| ())
-        };
-        assert!(matches!(change("new", 2), Err(ChangeRefused::TooMany)));
-        change("new", 3).expect("room");
-        change("living", 2).expect("it is there already");
-        change("deleted", 2).expect("it is there already");
-    }
-
-    /// A task that is not run, and the shard that it talks to.
-    async fn task() -> (PolicyTask, mpsc::Receiver<Event>) {
-        let store = MemoryStore::open(&MemoryDisk::new(1), None).expect("it opens");
-        let (store, _thread) =
-            StoreHandle::spawn(Box::new(store), HandleOptions::default()).expect("a thread");
-        let (shard, events) = mpsc::channel(16);
-        let (task, _desk) = PolicyTask::new(
-            store,
-            watch::Sender::new(Arc::default()),
-            vec![shard],
-            Arc::new(Streams::new(1)),
-            DriftAllowance::DEFAULT,
-            Arc::new(Metrics::new()),
-        );
-        (task, events)
-    }
-
-    async fn next_apply(events: &mut mpsc::Receiver<Event>) -> oneshot::Sender<Applied> {
-        match events.recv().await {
-            Some(Event::Apply { applied, .. }) => applied,
-            other => panic!("a change, not {other:?}"),
-        }
-    }
-
-    #[tokio::test]
-    async fn former_versions_stay_until_a_slow_shard_follows() {
-        let (mut task, mut events) = task().await;
-        let quick = async |task: &mut PolicyTask, events: &mut _, tokens| {
-            task.apply_within = APPLY_WITHIN;
-            let (changed, applied) = tokio::join!(task.change(put("p", tokens)), async {
-                next_apply(events).await.send(Applied::default())
-            });
-            applied.expect("it waits");
-            changed.expect("it is in force");
-        };
-        quick(&mut task, &mut events, 10).await;
-        task.apply_within = Duration::ZERO;
-        let slow = task.change(put("p", 5)).await;
-        assert!(matches!(slow, Err(ChangeRefused::Unsure(_))), "{slow:?}");
-        let id = put("p", 5).change.id();
-        for _ in 0..3 {
-            task.clear_former().await;
-            assert!(
-                !task.applied_since.contains_key(&id),
-                "the clock of a version that the shard still grants under is running"
-            );
-        }
-        let late = next_apply(&mut events).await;
-        late.send(Applied::default()).expect("it is waited for");
-        task.clear_former().await;
-        assert!(task.applied_since.contains_key(&id));
-
-        // A later change that is answered says so of the earlier ones.
-        task.apply_within = Duration::ZERO;
-        let slow = task.change(put("p", 4)).await;
-        assert!(matches!(slow, Err(ChangeRefused::Unsure(_))), "{slow:?}");
-        let _held = next_apply(&mut events).await;
-        quick(&mut task, &mut events, 3).await;
-        assert!(task.unanswered.is_empty() && task.applied_since.contains_key(&id));
-    }
-
-    #[tokio::test]
-    async fn nothing_is_kept_of_a_policy_that_is_forgotten() {
-        let (mut task, mut events) = task().await;
-        let id = put("p", 1).change.id();
-        task.applied_since.insert(id.clone(), clock::now());
-        let revision = PolicyVersion::new(1);
-        task.publish(id, revision, None).await.expect("it is told");
-        assert!(matches!(events.recv().await, Some(Event::Forget { .. })));
-        assert!(task.applied_since.is_empty());
-    }
-}
+mod tests;

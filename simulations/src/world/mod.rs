@@ -7,12 +7,16 @@
 //!
 //! - `authority_side`, `holder_side`: the drivers around the two machines
 //! - `policies`: what administrators do
+//! - `callers`: who spends, waits and gives up
 //! - `faults`: what goes wrong, and how it is healed
+//! - `event`: what can happen
 //! - `checks`: the invariants
 //! - `liveness`: what must be true once nothing goes wrong any more
 
 mod authority_side;
+mod callers;
 mod checks;
+mod event;
 mod faults;
 mod holder_side;
 mod liveness;
@@ -21,25 +25,23 @@ mod policies;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use quota_core::authority::{Effect, StreamId, WriteId};
-use quota_core::holder::{HolderMessage, Slot};
-use quota_core::id::{Epoch, Incarnation, MessageNumber, PolicyVersion};
+use quota_core::authority::Effect;
+use quota_core::id::{MessageNumber, PolicyVersion};
 use quota_core::key::{BucketAddress, Key, PolicyId};
-use quota_core::message::Answer;
 use quota_core::policy::PolicyHistory;
-use quota_core::record::ReservationWrite;
 use quota_core::time::Timestamp;
 use quota_core::tokens::Tokens;
 
+use self::event::{DownMessage, Event, Scheduled, UpMessage, WriteFate};
 use crate::client::{Client, Link, Table, Use, machine};
 use crate::clock::NodeClock;
 use crate::coverage::{Coverage, Sometimes};
-use crate::network::{Network, Way};
+use crate::network::Network;
 use crate::oracle::IdealBucket;
 use crate::random::Random;
 use crate::server::Server;
 use crate::shape::{Caller, MILLI, Shape};
-use crate::store::{Claim, ModelStore};
+use crate::store::ModelStore;
 use crate::trace::Trace;
 
 /// A deliberate fault of the world itself, outside of the shipped code, that the checks must
@@ -109,169 +111,6 @@ struct Ruled {
     followed: PolicyVersion,
     /// The longest stretched term of all versions so far, in the authority's time.
     term: quota_core::time::Term,
-}
-
-#[derive(Debug)]
-enum UpMessage {
-    Connect,
-    Message(HolderMessage),
-    Disconnect,
-}
-
-#[derive(Debug)]
-enum DownMessage {
-    Accepted,
-    Answers(MessageNumber, Vec<Answer>),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum WriteFate {
-    Acknowledged,
-    UnknownApplied,
-    UnknownLost,
-    Failed,
-}
-
-#[derive(Debug)]
-enum Event {
-    Up {
-        client: usize,
-        incarnation: Incarnation,
-        stream: StreamId,
-        message: UpMessage,
-    },
-    Down {
-        client: usize,
-        life: u64,
-        stream: StreamId,
-        message: DownMessage,
-    },
-    ServerTick {
-        life: u64,
-    },
-    ServerStart {
-        life: u64,
-    },
-    ServerLoaded {
-        life: u64,
-        claim: Box<Claim>,
-    },
-    Write {
-        life: u64,
-        epoch: Epoch,
-        write: WriteId,
-        records: Vec<ReservationWrite>,
-        fate: WriteFate,
-    },
-    WriteEnded {
-        life: u64,
-        write: WriteId,
-        acknowledged: bool,
-    },
-    Settle {
-        epoch: Epoch,
-    },
-    ClientTick {
-        client: usize,
-        life: u64,
-    },
-    ClientStart {
-        client: usize,
-        life: u64,
-    },
-    Arrive {
-        client: usize,
-        bucket: usize,
-    },
-    /// Only in a sabotaged world.
-    SpendLate {
-        client: usize,
-        life: u64,
-        read: u64,
-    },
-    Drain {
-        client: usize,
-        life: u64,
-        slot: Slot,
-    },
-    GiveUp {
-        client: usize,
-        life: u64,
-    },
-    RollBack {
-        client: usize,
-        life: u64,
-    },
-    Connect {
-        client: usize,
-        life: u64,
-    },
-    ConnectTimeout {
-        client: usize,
-        life: u64,
-        stream: StreamId,
-    },
-    StreamBroken {
-        client: usize,
-        life: u64,
-        stream: StreamId,
-    },
-    Mend {
-        client: usize,
-        way: Way,
-    },
-    Fault,
-    ServerKill,
-    PolicyStep {
-        policy: usize,
-        step: policies::Step,
-    },
-    PolicyTold {
-        policy: usize,
-        /// `None`: the authority.
-        client: Option<usize>,
-        life: u64,
-    },
-    PolicyClear {
-        policy: usize,
-        version: PolicyVersion,
-        life: u64,
-    },
-    Stand {
-        client: usize,
-        life: u64,
-        bucket: usize,
-    },
-    Heal,
-    Measure,
-    End,
-}
-
-#[derive(Debug)]
-struct Scheduled {
-    at: u64,
-    order: u64,
-    event: Event,
-}
-
-impl PartialEq for Scheduled {
-    fn eq(&self, other: &Self) -> bool {
-        self.order == other.order
-    }
-}
-
-impl Eq for Scheduled {}
-
-impl PartialOrd for Scheduled {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Scheduled {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.order).cmp(&(other.at, other.order))
-    }
 }
 
 /// The world.
