@@ -350,11 +350,12 @@ pub(crate) fn policy(name: &str) -> PolicySpec {
 
 /// Waits until `holds`, and says what was waited for if that takes too long.
 pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let mut looks = tokio::time::interval(Duration::from_millis(10));
     for _ in 0..2_000 {
+        looks.tick().await;
         if holds() {
             return;
         }
-        tokio::time::sleep(Duration::from_millis(10)).await;
     }
     panic!("never came: {what}");
 }
