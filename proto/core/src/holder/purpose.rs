@@ -14,7 +14,7 @@ impl SlotState {
         match self.open {
             Open::Flying { due, .. } => now >= due,
             Open::Queued { due, .. } => {
-                let urgent = self.closing.is_some() || self.owes_report;
+                let urgent = self.is_urgent(now);
                 let purpose = || self.purpose(now, round_trip, cell).is_some();
                 now >= due || self.has_news(now) || (urgent && purpose())
             }
@@ -24,7 +24,21 @@ impl SlotState {
 
     /// A queued wish is left alone, unless there is something that must not wait for its turn.
     pub(super) fn supersedes_queued(&self, now: Timestamp) -> bool {
-        self.closing.is_some() || self.owes_report || self.has_news(now)
+        self.is_urgent(now) || self.has_news(now)
+    }
+
+    fn is_urgent(&self, now: Timestamp) -> bool {
+        let patient = matches!(self.open, Open::Queued { patient, .. } if now < patient);
+        self.closing.is_some() || self.owes_report || (self.is_too_dear() && !patient)
+    }
+
+    /// True if the queued wish insists on more than anyone who still waits: a dear caller has left,
+    /// and cheaper ones must not wait for its price.
+    pub(super) fn is_too_dear(&self) -> bool {
+        let Open::Queued { request, .. } = self.open else {
+            return false;
+        };
+        !self.awaited().is_zero() && request.least > self.dearest().max(Tokens::ONE)
     }
 
     /// True if more was spent or taken back than the last message said, and it is time to say so.

@@ -360,7 +360,7 @@ impl SlotState {
             Open::Nothing => wishes.then_some(self.backoff),
         };
         let report = match self.open {
-            Open::Queued { patient, .. } if self.is_dry() => Some(patient),
+            Open::Queued { patient, .. } if self.is_dry() || self.is_too_dear() => Some(patient),
             // Spending gives no sign before the cell is dry: look at it now and then.
             Open::Queued { calm, term, .. } if live.is_some() => Some(if now < calm {
                 calm

@@ -162,6 +162,35 @@ fn rig_request() -> quota_core::message::LeaseRequest {
 }
 
 #[test]
+fn a_queued_wish_gets_cheaper_when_the_dear_caller_has_left() {
+    let mut rig = Rig::ready();
+    let (dear, cheap) = (tokens(20), tokens(1));
+    rig.input(Input::Waiting {
+        slot: SLOT,
+        cost: dear,
+    });
+    let (number, request) = rig.one();
+    assert_eq!(request.least, dear);
+    rig.answer(number, &request, None, LATER);
+    rig.input(Input::WaitOver {
+        slot: SLOT,
+        cost: dear,
+    });
+    rig.pass_millis(300);
+    assert!(rig.sent().is_empty(), "nobody waits for it");
+    rig.input(Input::Waiting {
+        slot: SLOT,
+        cost: cheap,
+    });
+    let (number, again) = rig.one();
+    assert!(again.sequence > request.sequence);
+    assert_eq!(again.least, cheap);
+    rig.answer(number, &again, None, LATER);
+    rig.pass_millis(1_000);
+    assert!(rig.sent().is_empty(), "once is enough");
+}
+
+#[test]
 fn a_push_that_got_lost_is_asked_after_within_a_term() {
     let mut rig = Rig::ready();
     rig.touch(1);
