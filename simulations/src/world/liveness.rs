@@ -232,8 +232,8 @@ impl World {
     }
 
     /// True if what may be out at a time is used up many times in a round trip, so that no
-    /// authority could serve the rate; or, for reserved buckets, what one write books in the time
-    /// that a write takes: a sixteenth of the capacity, so that a crash costs no more.
+    /// authority could serve the rate; or, for reserved buckets, what one write books while that
+    /// write and a round trip take: a sixteenth of the capacity, so that a crash costs no more.
     fn is_narrow(&self, bucket: usize) -> bool {
         let history = self.store.policy(&self.buckets[bucket].address.policy);
         let Some(policy) = history.and_then(|h| h.current()) else {
@@ -246,6 +246,6 @@ impl World {
         let write = Term::from_nanos(2 * self.shape.write_time);
         let block = limit.capacity().scale_down(1, 16).max(Tokens::ONE);
         limit.rate().tokens_in(trip) > cap
-            || (limit.is_reserved() && limit.rate().tokens_in(write) > block)
+            || (limit.is_reserved() && limit.rate().tokens_in(write + trip) > block)
     }
 }
