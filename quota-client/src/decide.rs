@@ -17,9 +17,9 @@ use quota_core::tokens::Tokens;
 use smallvec::SmallVec;
 
 use crate::clock;
-use crate::decision::{Decision, Outcome, Reason, Subject};
+use crate::decision::{Decision, Outcome, Reason, Subject, Terms};
 use crate::fingerprint::Fingerprint;
-use crate::rules::{Rule, RuleLimit};
+use crate::rules::{Rule, RuleLimit, Rules};
 use crate::shared::{Link, Opening, Shared, Signal};
 use crate::stats::Counter;
 use crate::table::{DebitError, Found, InsertError, Status};
@@ -133,6 +133,17 @@ impl<'a> Claim<'a> {
     }
 }
 
+/// What became of a plain spending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spend {
+    /// This many are left.
+    Admitted(Tokens),
+    /// There are too few tokens, and the authority has been asked.
+    Short,
+    /// Not a plain case: nothing was spent, decide at length.
+    Otherwise,
+}
+
 /// Why one policy cannot admit the request.
 #[derive(Clone, Copy, Debug)]
 struct Short {
@@ -167,7 +178,16 @@ impl Shared {
         if self.is_closed() {
             return self.refusal_without_policy(Reason::Closed, Wait::Never);
         }
-        let rules = self.rules();
+        self.with_rules(|rules| self.attempt_under(rules, dimensions, cost, mood))
+    }
+
+    fn attempt_under(
+        &self,
+        rules: &Rules,
+        dimensions: &[(&str, &str)],
+        cost: Option<Tokens>,
+        mood: Mood,
+    ) -> Attempt<'_> {
         if !rules.known {
             return self.refusal_without_policy(Reason::Unreachable, Wait::Change);
         }
@@ -200,8 +220,12 @@ impl Shared {
         };
         if let [claim] = &mut claims[..] {
             claim.found = self.table.find(claim.fingerprint);
-            if let Some(decision) = self.spend(claim) {
-                return Attempt::Admitted(decision);
+            if let Some(found) = claim.found
+                && claim.cost <= claim.limit.cost_max
+                && let Spend::Admitted(remaining) = self.spend(found, claim.cost)
+            {
+                let subject = self.subject(claim, remaining);
+                return Attempt::Admitted(Decision::allowed(Outcome::Allowed, Some(subject)));
             }
         }
         self.admit(&mut claims, &address, mood)
@@ -274,40 +298,48 @@ impl Shared {
         self.admitted(claims, apart)
     }
 
-    /// The plain case of one claim with a lease that carries it; `None` leaves everything else to
-    /// [`Shared::admit`].
+    /// The plain case of one policy and a key that was found. `cost` is one that the policy may
+    /// admit.
     #[inline]
-    pub(crate) fn spend<'c>(&'c self, claim: &Claim<'_>) -> Option<Decision<'c>> {
-        let found = claim.found?;
-        if claim.cost > claim.limit.cost_max {
-            return None;
-        }
-        let debit = match found.debit(claim.cost) {
+    pub(crate) fn spend(&self, found: Found<'_>, cost: Tokens) -> Spend {
+        let debit = match found.debit(cost) {
             Ok(debit) => debit,
-            Err(DebitError::Exhausted(Exhausted { renew })) => {
-                if renew {
-                    self.ask(found);
-                }
-                return None;
+            Err(DebitError::Exhausted(Exhausted { renew: false })) => return Spend::Short,
+            Err(DebitError::Exhausted(Exhausted { renew: true })) => {
+                self.ask(found);
+                return Spend::Otherwise;
             }
-            Err(DebitError::Moved) => return None,
+            Err(DebitError::Moved) => return Spend::Otherwise,
         };
         if debit.renew() {
-            self.signal(Signal::Touched(found.slot));
+            self.touched(found.slot);
         }
-        let remaining = debit.remaining();
         match found.confirm(debit, Tick::at(clock::now())) {
-            Ok(_) => {
-                let subject = self.subject(claim, remaining);
-                Some(Decision::allowed(Outcome::Allowed, Some(subject)))
-            }
+            Ok(_) => Spend::Admitted(debit.remaining()),
             Err(ended) => {
                 if ended.renew {
                     self.ask(found);
                 }
-                None
+                Spend::Otherwise
             }
         }
+    }
+
+    /// When the authority expects tokens for a key whose tokens and whose bucket's are used up;
+    /// `None` if there is anything else to say of it. One look at the key's entry; no clock.
+    #[inline]
+    pub(crate) fn used_up(&self, found: Found<'_>) -> Option<Timestamp> {
+        let plain = matches!(found.entry.status(), Status::Exhausted | Status::Granted)
+            && self.link() == Link::Up
+            // What is left, and for how long, would have to be told as well.
+            && found.entry.cell().view().tokens.is_zero();
+        let expected = found.entry.retry_at();
+        (plain && found.is_still_there()).then_some(expected)
+    }
+
+    #[cold]
+    fn touched(&self, slot: Slot) {
+        self.signal(Signal::Touched(slot));
     }
 
     /// Debits one claim, or says why not. Gives the key a place if it has none.
@@ -353,6 +385,7 @@ impl Shared {
 
     /// Has the authority asked for a key that nothing was asked for: its lease was given back, has
     /// ended, or does not suffice.
+    #[cold]
     fn ask(&self, found: Found<'_>) {
         found.entry.note_asked();
         self.signal(Signal::Touched(found.slot));
@@ -530,8 +563,7 @@ impl Shared {
         let leased = leased.filter(|version| version.get() != 0);
         Subject {
             policy: self.names.name(claim.rule.number),
-            version: leased.unwrap_or(claim.rule.version),
-            limit: claim.limit.view,
+            terms: Terms::Known(leased.unwrap_or(claim.rule.version), claim.limit.view),
             remaining,
         }
     }

@@ -12,6 +12,7 @@ use quota_core::time::{Term, Timestamp};
 use quota_core::tokens::Tokens;
 
 use crate::clock;
+use crate::handle::Handle;
 
 /// Added to an advertised wait, so that the tokens refilled meanwhile have also travelled here.
 const TRAVEL_SLACK: Term = Term::from_millis(20);
@@ -118,9 +119,29 @@ pub struct LimitView {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Subject<'c> {
     pub(crate) policy: &'c PolicyId,
-    pub(crate) version: PolicyVersion,
-    pub(crate) limit: LimitView,
+    pub(crate) terms: Terms<'c>,
     pub(crate) remaining: Tokens,
+}
+
+/// The limit that applied and its version, or where to ask for them: by handle, most decisions
+/// are looked at no further than whether they admit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Terms<'c> {
+    Known(PolicyVersion, LimitView),
+    /// The version is zero if it is to be asked for too.
+    Ask(PolicyVersion, &'c Handle),
+}
+
+impl Terms<'_> {
+    fn resolve(self) -> Option<(PolicyVersion, LimitView)> {
+        match self {
+            Self::Known(version, limit) => Some((version, limit)),
+            Self::Ask(leased, handle) => {
+                let (version, limit) = handle.terms()?;
+                Some((if leased.get() == 0 { version } else { leased }, limit))
+            }
+        }
+    }
 }
 
 /// A decision about one request. It borrows the name of its policy from the client, so making
@@ -192,13 +213,14 @@ impl<'c> Decision<'c> {
     /// The version of that policy.
     #[must_use]
     pub fn version(&self) -> Option<PolicyVersion> {
-        self.subject.map(|subject| subject.version)
+        Some(self.subject?.terms.resolve()?.0)
     }
 
-    /// The limit of that policy for this key.
+    /// The limit of that policy for this key. Of a decision by handle, the limit as it stands when
+    /// this is called; `None` if the policy has gone since.
     #[must_use]
     pub fn limit(&self) -> Option<LimitView> {
-        self.subject.map(|subject| subject.limit)
+        Some(self.subject?.terms.resolve()?.1)
     }
 
     /// Tokens that this client still holds for the key after the decision: a lower bound on what
@@ -232,8 +254,8 @@ impl<'c> Decision<'c> {
 
     fn reset_from(&self, now: Timestamp) -> Option<Term> {
         let subject = self.subject?;
-        let missing = subject.limit.capacity.less(subject.remaining);
-        let refill = subject.limit.rate.time_for(missing);
+        let limit = self.limit()?;
+        let refill = limit.rate.time_for(limit.capacity.less(subject.remaining));
         Some(refill.max(self.retry_after_from(now).unwrap_or(Term::ZERO)))
     }
 
@@ -260,14 +282,16 @@ impl<'c> Decision<'c> {
         if let Some(wait) = self.retry_after_from(now) {
             fields.push(("retry-after", wait.as_seconds_ceil().max(1).to_string()));
         }
-        let (Some(subject), Some(reset)) = (self.subject, self.reset_from(now)) else {
+        let (subject, limit) = (self.subject, self.limit());
+        let (Some(subject), Some(limit), Some(reset)) = (subject, limit, self.reset_from(now))
+        else {
             return fields;
         };
         let name = structured_string(subject.policy);
         let reset = structured_integer(reset.as_seconds_ceil());
         let remaining = structured_integer(subject.remaining.get());
-        let window = subject.limit.period.as_seconds_ceil().max(1);
-        let quota = subject.limit.rate.tokens_in(Term::from_seconds(window));
+        let window = limit.period.as_seconds_ceil().max(1);
+        let quota = limit.rate.tokens_in(Term::from_seconds(window));
         fields.push(("ratelimit", format!("{name};r={remaining};t={reset}")));
         fields.push((
             "ratelimit-policy",
@@ -277,7 +301,7 @@ impl<'c> Decision<'c> {
                 structured_integer(window)
             ),
         ));
-        let capacity = subject.limit.capacity.to_string();
+        let capacity = limit.capacity.to_string();
         fields.push(("x-ratelimit-limit", capacity));
         fields.push(("x-ratelimit-remaining", remaining.to_string()));
         fields.push(("x-ratelimit-reset", reset.to_string()));
@@ -330,14 +354,14 @@ mod tests {
 
     fn subject(policy: &PolicyId, remaining: u64) -> Subject<'_> {
         let period = Term::from_seconds(60);
+        let limit = LimitView {
+            capacity: Tokens::new(20),
+            rate: Rate::new(Tokens::new(100), period).expect("legal"),
+            period,
+        };
         Subject {
             policy,
-            version: PolicyVersion::new(7),
-            limit: LimitView {
-                capacity: Tokens::new(20),
-                rate: Rate::new(Tokens::new(100), period).expect("legal"),
-                period,
-            },
+            terms: Terms::Known(PolicyVersion::new(7), limit),
             remaining: Tokens::new(remaining),
         }
     }
@@ -450,8 +474,13 @@ mod tests {
     fn a_period_below_a_second_is_rendered_per_second() {
         let api = policy("default", "api");
         let mut view = subject(&api, 0);
-        view.limit.period = Term::from_millis(100);
-        view.limit.rate = Rate::new(Tokens::new(10), view.limit.period).expect("legal");
+        let period = Term::from_millis(100);
+        let limit = LimitView {
+            capacity: Tokens::new(20),
+            rate: Rate::new(Tokens::new(10), period).expect("legal"),
+            period,
+        };
+        view.terms = Terms::Known(PolicyVersion::new(7), limit);
         let decision = Decision::allowed(Outcome::Allowed, Some(view));
         assert_eq!(
             field(&decision, at(0), "ratelimit-policy").as_deref(),

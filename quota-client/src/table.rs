@@ -22,7 +22,7 @@
 //! hold, and a later insertion finds room. One that takes the last room of both sets names one in
 //! advance.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use quota_core::cell::{Debit, Ended, Exhausted, LeaseCell, Receipt, RollBack, Tick};
@@ -185,6 +185,15 @@ impl Found<'_> {
         }
         self.give_up(debit, Tick::at(clock::now()));
         Err(DebitError::Moved)
+    }
+
+    /// True if the entry has not gone to another key up to now: what was read from it before is
+    /// of the key that was found.
+    #[inline]
+    pub(crate) fn is_still_there(&self) -> bool {
+        // Keeps the reads before from sinking below the second look at the generation.
+        fence(Ordering::Acquire);
+        self.entry.generation.load(Ordering::Relaxed) == self.generation
     }
 
     /// The second half of a debit: see [`LeaseCell::confirm`].

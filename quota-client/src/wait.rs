@@ -112,7 +112,8 @@ impl Shared {
         self.count(refused.decision)
     }
 
-    fn count<'c>(&self, decision: Decision<'c>) -> Decision<'c> {
+    #[inline]
+    pub(crate) fn count<'c>(&self, decision: Decision<'c>) -> Decision<'c> {
         self.counters.count(decision.outcome());
         decision
     }

@@ -55,6 +55,7 @@ pub struct CellView {
 
 impl CellView {
     /// True while the lease's deadline is ahead of `now`.
+    #[inline]
     #[must_use]
     pub const fn live(self, now: Tick) -> bool {
         self.deadline.ahead_of(now) > 0
@@ -114,12 +115,14 @@ pub struct Debit {
 
 impl Debit {
     /// Tokens left in the cell after this debit.
+    #[inline]
     #[must_use]
     pub const fn remaining(&self) -> Tokens {
         self.remaining
     }
 
     /// True if this debit is the one to tell the holder machine.
+    #[inline]
     #[must_use]
     pub const fn renew(&self) -> bool {
         self.renew
@@ -219,6 +222,7 @@ impl LeaseCell {
     ///
     /// # Errors
     /// [`Exhausted`] if there are too few tokens; nothing was taken.
+    #[inline]
     pub fn debit(&self, cost: Tokens) -> Result<Debit, Exhausted> {
         let renew_at = u64::from(self.renew_at.load(Ordering::Relaxed));
         let mut raw = self.word.load(Ordering::Acquire);
@@ -243,6 +247,7 @@ impl LeaseCell {
     /// # Errors
     /// [`Ended`] if the lease's deadline had passed; the debit is given up, and so is what was
     /// left of that lease.
+    #[inline]
     pub fn confirm(&self, debit: Debit, now: Tick) -> Result<Receipt, Ended> {
         let receipt = debit.receipt;
         let deadline = Word::unpack(receipt.identity).deadline;
@@ -286,6 +291,7 @@ impl LeaseCell {
 
     /// Counts a request that was finally refused, once per request, as demand. Cost: a load and a
     /// relaxed add.
+    #[inline]
     pub fn refuse(&self, cost: Tokens) {
         let cost = u32::try_from(cost.get().min(COST_MAX.get())).unwrap_or(u32::MAX);
         // Half the range is left for threads between this load and their add.
@@ -295,6 +301,7 @@ impl LeaseCell {
     }
 
     /// What the cell holds now.
+    #[inline]
     #[must_use]
     pub fn view(&self) -> CellView {
         let word = Word::unpack(self.word.load(Ordering::Acquire));
@@ -429,6 +436,7 @@ impl LeaseCell {
         Tokens::new(taken)
     }
 
+    #[inline]
     fn swap(&self, from: u64, to: Word) -> Result<(), u64> {
         self.word
             .compare_exchange_weak(from, to.pack(), Ordering::AcqRel, Ordering::Acquire)
@@ -436,6 +444,7 @@ impl LeaseCell {
     }
 
     /// Applies `change` until it takes hold or declines.
+    #[inline]
     fn update(&self, mut change: impl FnMut(Word) -> Option<Word>) {
         let mut raw = self.word.load(Ordering::Acquire);
         while let Some(next) = change(Word::unpack(raw)) {
@@ -449,6 +458,7 @@ impl LeaseCell {
 
 /// Keeps the clock from being read before the debit is visible. On x86-64 the locked
 /// compare-exchange already is a full fence, and only the compiler must be told.
+#[inline]
 fn fence_before_clock() {
     #[cfg(loom)]
     loom::sync::atomic::fence(Ordering::SeqCst);

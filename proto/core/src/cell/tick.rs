@@ -25,12 +25,14 @@ pub struct Tick(pub(super) u64);
 impl Tick {
     /// The tick that holds `at`, rounded down, which is right for a deadline (it ends early) and
     /// for now (spending needs now to be in an earlier tick than the deadline).
+    #[inline]
     #[must_use]
     pub const fn at(at: Timestamp) -> Self {
         Self((at.as_nanos() >> TICK_SHIFT) & TICK_MASK)
     }
 
     /// Ticks from `now` to `self`; zero if `self` is not ahead by a believable amount.
+    #[inline]
     #[must_use]
     pub const fn ahead_of(self, now: Self) -> u64 {
         let ahead = self.0.wrapping_sub(now.0) & TICK_MASK;

@@ -24,6 +24,7 @@ pub(super) struct Word {
 }
 
 impl Word {
+    #[inline]
     pub(super) const fn unpack(raw: u64) -> Self {
         Self {
             tokens: raw >> TOKENS_SHIFT,
@@ -34,23 +35,27 @@ impl Word {
         }
     }
 
+    #[inline]
     pub(super) const fn pack(self) -> u64 {
         let flag = if self.renewing { FLAG } else { 0 };
         (self.tokens << TOKENS_SHIFT) | self.identity() | flag
     }
 
     /// Everything but tokens and flag: what a roll-back must find unchanged.
+    #[inline]
     const fn identity(self) -> u64 {
         self.lease_identity() | (self.mark << MARK_SHIFT)
     }
 
     /// Which lease at which deadline, whatever was reported of it.
+    #[inline]
     pub(super) const fn lease_identity(self) -> u64 {
         (self.deadline << DEADLINE_SHIFT) | (self.era << ERA_SHIFT)
     }
 
     /// Takes `cost` tokens, asking for a renewal if the remainder is at most `renew_at` or does
     /// not suffice.
+    #[inline]
     pub(super) fn debit(self, cost: u64, renew_at: u64) -> (Self, Result<Debit, Exhausted>) {
         if cost > self.tokens || cost > COST_MAX.get() {
             // No renewal can ever help a cost above the maximum.
