@@ -12,7 +12,6 @@ use tokio::task::JoinHandle;
 
 use crate::clock;
 use crate::config::{Config, ConfigError};
-use crate::decide::Mood;
 use crate::decision::Decision;
 use crate::driver::{Command, Driver};
 use crate::handle::Handle;
@@ -104,16 +103,13 @@ impl QuotaClient {
     /// asked.
     #[must_use = "a refused request must not pass"]
     pub fn check(&self, dimensions: &[(&str, &str)]) -> Decision<'_> {
-        let attempt = self.shared.attempt(dimensions, None, Mood::Hasty);
-        self.shared.finish(attempt)
+        self.shared.check(dimensions, None)
     }
 
     /// [`QuotaClient::check`] for a request that costs `cost` tokens of every matching policy.
     #[must_use = "a refused request must not pass"]
     pub fn check_cost(&self, dimensions: &[(&str, &str)], cost: u64) -> Decision<'_> {
-        let cost = Some(Tokens::new(cost));
-        let attempt = self.shared.attempt(dimensions, cost, Mood::Hasty);
-        self.shared.finish(attempt)
+        self.shared.check(dimensions, Some(Tokens::new(cost)))
     }
 
     /// [`QuotaClient::check`] that waits up to `within` where waiting can help: for the first

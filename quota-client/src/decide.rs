@@ -19,6 +19,7 @@ use smallvec::SmallVec;
 use crate::clock;
 use crate::decision::{Decision, Outcome, Reason, Subject, Terms};
 use crate::fingerprint::Fingerprint;
+use crate::plan::Unusable;
 use crate::rules::{Rule, RuleLimit, Rules};
 use crate::shared::{Link, Opening, Shared, Signal};
 use crate::stats::Counter;
@@ -168,6 +169,63 @@ impl Short {
 type Claims<'a> = SmallVec<[Claim<'a>; INLINE]>;
 
 impl Shared {
+    /// Decides at once, and counts what it came to.
+    pub(crate) fn check(&self, dimensions: &[(&str, &str)], cost: Option<Tokens>) -> Decision<'_> {
+        self.with_rules(|rules| {
+            self.check_one(rules, dimensions, cost).unwrap_or_else(|| {
+                self.finish(self.attempt_under(rules, dimensions, cost, Mood::Hasty))
+            })
+        })
+    }
+
+    /// The usual case: one policy matches, and admits the request or has nothing to give. Counts
+    /// it. `None` if it is another, and nothing was spent.
+    #[inline]
+    fn check_one(
+        &self,
+        rules: &Rules,
+        dimensions: &[(&str, &str)],
+        cost: Option<Tokens>,
+    ) -> Option<Decision<'_>> {
+        let plan = rules.plan()?;
+        let request = plan.read(dimensions).ok()?;
+        let index = plan.matched(rules.set(), &request).only()?;
+        let rule = rules.at(index).1;
+        let (values, count) = plan.values(index, &request);
+        let values = &values[..count];
+        let bytes = values.iter().map(|value| value.as_bytes());
+        let fingerprint = self.key.of(rule.number, bytes);
+        let limit = rule.limit(fingerprint, values);
+        let cost = cost.unwrap_or(rule.cost_default);
+        if cost > limit.cost_max || rule.watches_some() || self.is_closed() {
+            return None;
+        }
+        let found = self.table.find(fingerprint)?;
+        let subject = |remaining| {
+            let leased = found.entry.version();
+            let version = if leased.get() == 0 {
+                rule.version
+            } else {
+                leased
+            };
+            Some(Subject {
+                policy: self.names.name(rule.number),
+                terms: Terms::Known(version, limit.view),
+                remaining,
+            })
+        };
+        let decision = match self.spend(found, cost) {
+            Spend::Admitted(remaining) => Decision::allowed(Outcome::Allowed, subject(remaining)),
+            Spend::Short => {
+                let expected = self.used_up(found)?;
+                found.entry.cell().refuse(cost);
+                Decision::refused(Reason::Exhausted, subject(Tokens::ZERO), expected)
+            }
+            Spend::Otherwise => return None,
+        };
+        Some(self.count(decision))
+    }
+
     /// One attempt over all policies that match. Counts nothing but roll-backs.
     pub(crate) fn attempt(
         &self,
@@ -175,12 +233,10 @@ impl Shared {
         cost: Option<Tokens>,
         mood: Mood,
     ) -> Attempt<'_> {
-        if self.is_closed() {
-            return self.refusal_without_policy(Reason::Closed, Wait::Never);
-        }
         self.with_rules(|rules| self.attempt_under(rules, dimensions, cost, mood))
     }
 
+    #[inline(never)]
     fn attempt_under(
         &self,
         rules: &Rules,
@@ -188,17 +244,37 @@ impl Shared {
         cost: Option<Tokens>,
         mood: Mood,
     ) -> Attempt<'_> {
+        if self.is_closed() {
+            return self.refusal_without_policy(Reason::Closed, Wait::Never);
+        }
         if !rules.known {
             return self.refusal_without_policy(Reason::Unreachable, Wait::Change);
         }
-        let Ok(mut matches) = rules.set().matches(dimensions) else {
+        let Ok(mut claims) = self.claims(rules, dimensions, cost) else {
             return self.refusal_without_policy(Reason::InvalidKey, Wait::Never);
         };
+        let address = |index: usize| {
+            let policy = rules.at(index).0;
+            let key = policy.key_of(dimensions).ok().flatten();
+            key.map(|key| BucketAddress {
+                policy: policy.id().clone(),
+                key,
+            })
+        };
+        self.admit(&mut claims, &address, mood)
+    }
+
+    /// What each policy that matches asks of the request.
+    #[inline]
+    fn claims<'a>(
+        &self,
+        rules: &'a Rules,
+        dimensions: &[(&str, &str)],
+        cost: Option<Tokens>,
+    ) -> Result<Claims<'a>, Unusable> {
         let mut claims = Claims::new();
-        // By reference: the iterator is large to move.
-        for found in matches.by_ref() {
-            let (index, rule) = rules.rule(&found);
-            let values = found.values();
+        let mut claim = |index: usize, values: &[&str]| {
+            let rule = rules.at(index).1;
             let bytes = values.iter().map(|value| value.as_bytes());
             let fingerprint = self.key.of(rule.number, bytes);
             claims.push(Claim::new(
@@ -209,26 +285,21 @@ impl Shared {
                 cost,
                 rule.only_watches(values),
             ));
-        }
-        let address = |index: usize| {
-            let policy = rules.at(index).0;
-            let key = policy.key_of(dimensions).ok().flatten();
-            key.map(|key| BucketAddress {
-                policy: policy.id().clone(),
-                key,
-            })
         };
-        if let [claim] = &mut claims[..] {
-            claim.found = self.table.find(claim.fingerprint);
-            if let Some(found) = claim.found
-                && claim.cost <= claim.limit.cost_max
-                && let Spend::Admitted(remaining) = self.spend(found, claim.cost)
-            {
-                let subject = self.subject(claim, remaining);
-                return Attempt::Admitted(Decision::allowed(Outcome::Allowed, Some(subject)));
+        if let Some(plan) = rules.plan() {
+            let request = plan.read(dimensions)?;
+            for index in plan.matched(rules.set(), &request) {
+                let (values, count) = plan.values(index, &request);
+                claim(index, &values[..count]);
+            }
+        } else {
+            let mut matches = rules.set().matches(dimensions).map_err(|_| Unusable)?;
+            // By reference: the iterator is large to move.
+            for found in matches.by_ref() {
+                claim(rules.rule(&found).0, found.values());
             }
         }
-        self.admit(&mut claims, &address, mood)
+        Ok(claims)
     }
 
     /// One attempt over these claims. `address` names the bucket of a claim by its index.

@@ -41,13 +41,13 @@ impl FingerprintKey {
     ) -> Fingerprint {
         let mut hasher = SipHasher13::new_with_keys(self.0, self.1);
         let mut buffer = [0_u8; INLINE_BYTES];
-        let mut filled = 4;
+        let (mut filled, mut whole) = (4, true);
         buffer[..4].copy_from_slice(&policy.get().to_le_bytes());
         for value in values {
             let length = length(value).to_le_bytes();
             if filled + 2 + value.len() > INLINE_BYTES {
                 hasher.write(&buffer[..filled]);
-                filled = 0;
+                (filled, whole) = (0, false);
             }
             if 2 + value.len() > INLINE_BYTES {
                 hasher.write(&length);
@@ -58,8 +58,13 @@ impl FingerprintKey {
             buffer[filled + 2..filled + 2 + value.len()].copy_from_slice(value);
             filled += 2 + value.len();
         }
-        hasher.write(&buffer[..filled]);
-        let hash = hasher.finish128();
+        // Does not go through the hasher's buffer where nothing was written before.
+        let hash = if whole {
+            hasher.hash(&buffer[..filled])
+        } else {
+            hasher.write(&buffer[..filled]);
+            hasher.finish128()
+        };
         Fingerprint {
             high: hash.h1 | u64::from(hash.h1 == 0),
             low: hash.h2,

@@ -54,6 +54,7 @@ mod fingerprint;
 mod handle;
 mod known;
 mod names;
+mod plan;
 mod policies;
 mod rules;
 mod seats;

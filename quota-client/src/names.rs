@@ -51,6 +51,7 @@ impl Names {
     }
 
     /// The name of a number.
+    #[inline]
     pub(crate) fn name(&self, number: PolicyNumber) -> &PolicyId {
         let (chunk, place) = locate(number.0);
         self.chunks[chunk]
@@ -60,6 +61,7 @@ impl Names {
     }
 }
 
+#[inline]
 fn locate(number: u32) -> (usize, usize) {
     let shifted = usize::try_from(number).expect("32 bits fit a usize") + FIRST_CHUNK;
     let chunk = shifted.ilog2() - FIRST_CHUNK.ilog2();

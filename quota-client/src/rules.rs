@@ -22,6 +22,7 @@ use std::hash::Hasher;
 use crate::decision::LimitView;
 use crate::fingerprint::{Fingerprint, FingerprintKey};
 use crate::names::{Names, PolicyNumber};
+use crate::plan::Plan;
 
 /// One limit of a rule, with the way its leases are kept.
 #[derive(Clone, Copy, Debug)]
@@ -117,6 +118,12 @@ impl Rule {
         self.limit(fingerprint, &values)
     }
 
+    /// True if some of the policy's keys are only watched.
+    #[inline]
+    pub(crate) const fn watches_some(&self) -> bool {
+        self.shadow_percent > 0
+    }
+
     /// True if a key is only watched. The same for every client, so that a key is not refused at
     /// one gateway and watched at another.
     #[inline]
@@ -188,6 +195,8 @@ pub(crate) struct Rules {
     /// Heard from an authority, not read from the file.
     pub(crate) current: bool,
     set: PolicySet,
+    /// Of `set`, unless that is too large for one.
+    plan: Option<Plan>,
     /// In the order of `set.policies()`.
     rules: Vec<Rule>,
 }
@@ -210,6 +219,7 @@ impl Rules {
             revision,
             known: true,
             current,
+            plan: Plan::new(&set),
             set,
             rules,
         })
@@ -219,6 +229,12 @@ impl Rules {
         self.current
     }
 
+    #[inline]
+    pub(crate) const fn plan(&self) -> Option<&Plan> {
+        self.plan.as_ref()
+    }
+
+    #[inline]
     pub(crate) fn set(&self) -> &PolicySet {
         &self.set
     }
@@ -230,6 +246,7 @@ impl Rules {
         (index, &self.rules[index])
     }
 
+    #[inline]
     pub(crate) fn at(&self, index: usize) -> (&Arc<Policy>, &Rule) {
         (&self.set.policies()[index], &self.rules[index])
     }

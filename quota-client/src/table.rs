@@ -137,6 +137,7 @@ impl Entry {
         self.version.store(version.get(), Ordering::Relaxed);
     }
 
+    #[inline]
     fn holds(&self, fingerprint: Fingerprint) -> bool {
         self.high.load(Ordering::Acquire) == fingerprint.high
             && self.low.load(Ordering::Acquire) == fingerprint.low
@@ -386,10 +387,12 @@ impl Table {
             .map(|(place, _)| slot(place))
     }
 
+    #[inline]
     fn sets_of(&self, fingerprint: Fingerprint) -> (usize, usize) {
         (self.set(fingerprint.high), self.set(fingerprint.low))
     }
 
+    #[inline]
     /// Scales a hash to a set: the high half of the product, so that any number of sets will do.
     fn set(&self, hash: u64) -> usize {
         let product = u128::from(hash) * u128::from(self.sets);
@@ -437,6 +440,7 @@ fn set_places(set: usize, fingerprint: Fingerprint) -> impl Iterator<Item = usiz
     (0..WAYS).map(move |way| set * WAYS + (home + way) % WAYS)
 }
 
+#[inline]
 fn slot(place: usize) -> Slot {
     Slot::new(u32::try_from(place).expect("bounded by the keys limit"))
 }
