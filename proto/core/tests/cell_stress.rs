@@ -13,6 +13,8 @@ use quota_core::tokens::Tokens;
 const SPENDERS: u64 = 4;
 /// Debits that each spender makes; refusals come on top.
 const DEBITS: u64 = 500_000;
+/// Leases follow each other up to this tick; a cell believes 2²⁰ ticks ahead.
+const DEADLINE_MAX: u64 = 900_000;
 
 fn tick(number: u64) -> Tick {
     Tick::at(Timestamp::from_nanos(number << 22))
@@ -94,9 +96,10 @@ fn supplier(cell: &LeaseCell, clock: &AtomicU64, done: &AtomicBool, expire: bool
     let mut reported = 0;
     while !done.load(Ordering::SeqCst) {
         let amount = mix.next(20_000);
-        deadline += mix.next(3);
         match mix.next(12) {
-            0 => {
+            // A supplier that is never interrupted must not run so far ahead of the clock that its
+            // deadlines are no longer believed.
+            0 if deadline < DEADLINE_MAX => {
                 // Another lease: what was reported of the old one is what it had spent at most.
                 deadline += 1;
                 let rest = cell
@@ -122,6 +125,7 @@ fn supplier(cell: &LeaseCell, clock: &AtomicU64, done: &AtomicBool, expire: bool
                 }
             }
             _ if cell.view().tokens.get() < 20_000 => {
+                deadline += mix.next(3);
                 let overflow = cell.extend(Tokens::new(amount), tick(deadline), Rise::Above);
                 assert!(overflow.is_zero());
                 totals.granted += amount;
