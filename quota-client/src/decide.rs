@@ -8,19 +8,21 @@
 //! An attempt takes no lock, allocates nothing (while at most eight policies match) and makes no
 //! system call but the clock, except for the first touch of a key, which has to be given a place.
 
-use quota_core::cell::{Debit, Exhausted, Receipt, RollBack, Tick};
+mod claim;
+
+use quota_core::cell::{Debit, Exhausted, RollBack, Tick};
 use quota_core::holder::Slot;
 use quota_core::key::BucketAddress;
 use quota_core::policy::FirstTouch;
 use quota_core::time::Timestamp;
 use quota_core::tokens::Tokens;
-use smallvec::SmallVec;
 
+pub(crate) use self::claim::{Attempt, Claim, Mood, Refused, Spend, Wait};
+use self::claim::{Claims, Short, State};
 use crate::clock;
 use crate::decision::{Decision, Outcome, Reason, Subject, Terms};
-use crate::fingerprint::Fingerprint;
 use crate::plan::Unusable;
-use crate::rules::{Rule, RuleLimit, Rules};
+use crate::rules::Rules;
 use crate::shared::{Link, Opening, Shared, Signal};
 use crate::stats::Counter;
 use crate::table::{DebitError, Found, InsertError, Status};
@@ -30,143 +32,6 @@ const INLINE: usize = 8;
 /// Times that a key is looked up again if its entry moves on under the reader. Two evictions
 /// within one decision do not happen but to a thread that was held for a long time.
 const FINDS: usize = 3;
-
-/// What the caller is ready for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mood {
-    /// It takes what there is now.
-    Hasty,
-    /// It can still wait, so nothing is admitted on account of an outage yet.
-    Patient,
-    /// It has waited. `silent` if nothing was heard from the authority meanwhile.
-    Spent { silent: bool },
-}
-
-/// What an attempt came to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Attempt<'c> {
-    Admitted(Decision<'c>),
-    Refused(Refused<'c>),
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Refused<'c> {
-    pub(crate) decision: Decision<'c>,
-    pub(crate) wait: Wait,
-    /// What to count as demand if the refusal is final.
-    pub(crate) demand: Option<(Slot, Tokens)>,
-}
-
-impl Refused<'_> {
-    /// The same refusal for another reason.
-    pub(crate) const fn because(self, reason: Reason) -> Self {
-        Self {
-            decision: self.decision.because(reason),
-            ..self
-        }
-    }
-}
-
-/// What a refused caller may wait for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wait {
-    /// Nothing helps.
-    Never,
-    /// Tokens in this slot, expected at `expected` (the past if unknown).
-    Tokens {
-        slot: Slot,
-        cost: Tokens,
-        expected: Timestamp,
-    },
-    /// Policies, room in the table, or the link.
-    Change,
-}
-
-/// One policy's part of a request.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Claim<'a> {
-    pub(crate) index: usize,
-    pub(crate) rule: &'a Rule,
-    pub(crate) limit: &'a RuleLimit,
-    pub(crate) fingerprint: Fingerprint,
-    pub(crate) cost: Tokens,
-    /// Decided and counted, but never refused.
-    pub(crate) watched: bool,
-    pub(crate) found: Option<Found<'a>>,
-    state: State,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum State {
-    Open,
-    /// Passes without tokens: watched only, or admitted on account of an outage.
-    Passed,
-    Debited(Debit),
-    Spent(Receipt, Tokens),
-}
-
-impl<'a> Claim<'a> {
-    pub(crate) fn new(
-        index: usize,
-        rule: &'a Rule,
-        limit: &'a RuleLimit,
-        fingerprint: Fingerprint,
-        cost: Option<Tokens>,
-        watched: bool,
-    ) -> Self {
-        Self {
-            index,
-            rule,
-            limit,
-            fingerprint,
-            cost: cost.unwrap_or(rule.cost_default),
-            watched,
-            found: None,
-            state: State::Open,
-        }
-    }
-
-    fn has_enough(&self) -> bool {
-        self.cost <= self.limit.cost_max
-            && self
-                .found
-                .is_some_and(|found| found.entry.cell().view().tokens >= self.cost)
-    }
-}
-
-/// What became of a plain spending.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Spend {
-    /// This many are left.
-    Admitted(Tokens),
-    /// There are too few tokens, and the authority has been asked.
-    Short,
-    /// Not a plain case: nothing was spent, decide at length.
-    Otherwise,
-}
-
-/// Why one policy cannot admit the request.
-#[derive(Clone, Copy, Debug)]
-struct Short {
-    reason: Reason,
-    wait: Wait,
-    expected: Timestamp,
-    /// An outage: the policy may say that it admits nevertheless.
-    outage: bool,
-}
-
-impl Short {
-    const fn permanent(reason: Reason) -> Self {
-        Self {
-            reason,
-            wait: Wait::Never,
-            expected: Timestamp::ZERO,
-            outage: false,
-        }
-    }
-}
-
-type Claims<'a> = SmallVec<[Claim<'a>; INLINE]>;
 
 impl Shared {
     /// Decides at once, and counts what it came to.

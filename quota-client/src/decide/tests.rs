@@ -8,6 +8,7 @@ use quota_core::time::Term;
 
 use super::*;
 use crate::config::Config;
+use crate::handle::Handle;
 use crate::rules::Rules;
 
 const T1: [(&str, &str); 1] = [("tenant", "t1")];
@@ -194,4 +195,42 @@ fn a_lease_that_is_over_has_its_renewal_asked_for() {
     assert_eq!(refused.decision.reason(), Some(Reason::FirstTouch));
     let mut signals = rig.signals.try_iter();
     assert!(signals.any(|signal| matches!(signal, Signal::Touched(_))));
+}
+
+#[test]
+fn a_refusal_counts_as_demand_once_however_it_is_decided() {
+    let (rig, slots) = Rig::new(&["only"]);
+    rig.install(slots[0], 0, Term::from_seconds(60));
+    let shared = &rig.shared;
+    let entry = shared.table.entry(slots[0]);
+    let id = shared.with_rules(|rules| rules.at(0).0.id().clone());
+    let handle = Handle::new(Arc::clone(shared), id, &T1);
+    let cost = Tokens::new(2);
+    let _earlier = entry.cell().take_refused();
+    for status in [Status::Exhausted, Status::Granted, Status::Unknown] {
+        let expected = clock::now() + Term::from_seconds(5);
+        entry.note(status, expected);
+        // The first one asks for a renewal, and is decided at length.
+        for _ in 0..3 {
+            let by_key = shared.check(&T1, Some(cost));
+            assert_eq!(entry.cell().take_refused(), cost, "{status:?}");
+            let by_handle = handle.try_acquire(cost.get());
+            assert_eq!(entry.cell().take_refused(), cost, "{status:?}");
+            assert_eq!(by_key.outcome(), by_handle.outcome(), "{status:?}");
+            assert!(by_key.reason().is_some() && by_key.limit().is_some());
+            assert_eq!(by_key.limit(), by_handle.limit());
+            assert_eq!(by_key.version(), by_handle.version());
+            assert_eq!(by_key.remaining(), by_handle.remaining());
+            let wait = by_handle.retry_after().expect("it may pass later");
+            assert!(
+                clock::term(wait) > Term::from_seconds(4),
+                "{status:?}: {wait:?}"
+            );
+        }
+    }
+    let stats = shared.stats();
+    assert_eq!(
+        (stats.exhausted + stats.first_touch, stats.allowed),
+        (18, 0)
+    );
 }
