@@ -14,7 +14,17 @@ use crate::{ONE, SHARDS, claim_all, open};
 
 /// Changes the database below a closed store.
 fn tamper(path: &Path, change: impl FnOnce(&sled::Db)) {
-    let database = sled::open(path.join("sled")).expect("opens");
+    // The store's own tasks, or a child process just being started, may hold its lock a moment
+    // longer.
+    let database = (0..200)
+        .find_map(|_| {
+            let opened = sled::open(path.join("sled")).ok();
+            if opened.is_none() {
+                std::thread::park_timeout(std::time::Duration::from_millis(25));
+            }
+            opened
+        })
+        .expect("opens");
     change(&database);
     database.flush().expect("flushes");
 }

@@ -7,6 +7,7 @@ use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use super::disk::{Disk, io_error, sync_directory};
 use super::guard::caught;
@@ -18,6 +19,11 @@ use crate::store::mark::{self, CommitMark};
 /// How often `sled` cleans its file, in milliseconds. It does so only from this timer; nothing
 /// waits for it.
 const CLEAN_EVERY_MS: u64 = 1000;
+
+/// How often, and after which pause, the lock of a database in use is tried again: three seconds
+/// in all, since whoever was killed or closed it a moment ago may not have let go of it yet.
+const LOCK_TRIES: u32 = 60;
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
 /// Where the database lies in the data directory.
 pub(super) const DATABASE: &str = "sled";
@@ -58,14 +64,23 @@ pub(super) fn open_database(options: &SledOptions) -> Result<sled::Db, StoreErro
         .path(options.path.join(DATABASE))
         .cache_capacity(options.cache_bytes)
         .flush_every_ms(Some(CLEAN_EVERY_MS));
-    caught("opening the database", || config.open()).map_err(|error| {
-        if error.to_string().contains("could not acquire lock") {
-            return StoreError::InUse {
-                path: options.path.clone(),
-            };
+    let mut tries = LOCK_TRIES;
+    loop {
+        let error = match caught("opening the database", || config.open()) {
+            Ok(database) => return Ok(database),
+            Err(error) => error,
+        };
+        if !error.to_string().contains("could not acquire lock") {
+            return Err(error);
         }
-        error
-    })
+        tries -= 1;
+        if tries == 0 {
+            return Err(StoreError::InUse {
+                path: options.path.clone(),
+            });
+        }
+        std::thread::park_timeout(LOCK_PAUSE);
+    }
 }
 
 pub(super) fn attach(
@@ -114,7 +129,7 @@ impl Drop for AwaitRelease {
                 }
                 return;
             }
-            std::thread::park_timeout(std::time::Duration::from_millis(5));
+            std::thread::park_timeout(Duration::from_millis(5));
         }
     }
 }
