@@ -153,8 +153,6 @@ impl Rule {
 }
 
 fn rule_limit(policy: &Policy, limit: &Limit, written: &LimitSpec) -> RuleLimit {
-    let lease = policy.lease();
-    let share = u32::try_from(lease.share_per_mille()).unwrap_or(1_000);
     RuleLimit {
         view: LimitView {
             capacity: limit.capacity(),
@@ -162,18 +160,7 @@ fn rule_limit(policy: &Policy, limit: &Limit, written: &LimitSpec) -> RuleLimit 
             period: written_period(written, limit),
         },
         cost_max: limit.cost_max(),
-        settings: SlotSettings {
-            horizon: SlotSettings::horizon_for(
-                lease.horizon(),
-                share,
-                limit.capacity(),
-                limit.rate(),
-            ),
-            term: lease.term_max(),
-            idle_return: lease.idle_return(),
-            warm_floor: lease.warm_floor(),
-            cost_max: limit.cost_max(),
-        },
+        settings: SlotSettings::for_limit(limit, policy.lease()),
     }
 }
 

@@ -370,18 +370,6 @@ impl World {
                 cost_max: Tokens::ONE,
             };
         };
-        let (lease, limit) = (policy.lease(), policy.limit_for(&watched.address.key));
-        SlotSettings {
-            horizon: SlotSettings::horizon_for(
-                lease.horizon(),
-                u32::try_from(lease.share_per_mille()).expect("at most a thousand"),
-                limit.capacity(),
-                limit.rate(),
-            ),
-            term: lease.term_max(),
-            idle_return: lease.idle_return(),
-            warm_floor: lease.warm_floor(),
-            cost_max: limit.cost_max(),
-        }
+        SlotSettings::for_limit(policy.limit_for(&watched.address.key), policy.lease())
     }
 }

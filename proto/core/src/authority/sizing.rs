@@ -20,21 +20,10 @@ pub(super) fn live_cap(ledger: &Ledger, limit: &Limit, settings: &LeaseSettings)
     policy::live_cap(free, settings.share_per_mille(), limit.cost_floor())
 }
 
-/// The horizon that applies to a limit: the policy's, but no more than half of what the live cap
-/// holds of refill, so that everybody's grants fit under the cap.
-fn horizon(limit: &Limit, settings: &LeaseSettings) -> Term {
-    let cap = limit
-        .capacity()
-        .scale_down(settings.share_per_mille(), 2000);
-    settings
-        .horizon()
-        .min(limit.rate().time_for(cap.max(Tokens::ONE)))
-}
-
 /// The smallest answer worth a message while tokens are scarce: what one of `claimants` gets of a
 /// horizon's refill, at least one token.
 pub(super) fn scarce_chunk(limit: &Limit, settings: &LeaseSettings, claimants: u64) -> Tokens {
-    let refill = limit.rate().tokens_in(horizon(limit, settings));
+    let refill = limit.rate().tokens_in(settings.horizon_for(limit));
     refill
         .scale_down(1, claimants.max(SERVINGS_PER_HORIZON_MIN))
         .max(Tokens::ONE)
@@ -61,7 +50,7 @@ pub(super) fn fair_hold(
     limit: &Limit,
     settings: &LeaseSettings,
 ) -> Tokens {
-    let horizon = horizon(limit, settings);
+    let horizon = settings.horizon_for(limit);
     let others = || {
         leases
             .as_slice()

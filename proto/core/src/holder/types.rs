@@ -7,7 +7,6 @@ use crate::id::{Incarnation, LeaseId, MessageNumber, PolicyVersion};
 use crate::key::BucketAddress;
 use crate::message::{Answer, Introduction, LeaseRequest};
 use crate::policy::{LeaseSettings, Limit};
-use crate::rate::Rate;
 use crate::time::{Term, Timestamp};
 use crate::tokens::Tokens;
 
@@ -49,7 +48,7 @@ pub struct HolderConfig {
 /// How one bucket's lease is kept: the policy's lease settings, as they apply to its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotSettings {
-    /// How much demand a grant should cover; see [`SlotSettings::horizon_for`].
+    /// How much demand a grant should cover; see [`LeaseSettings::horizon_for`].
     pub horizon: Term,
     /// The term to expect before a grant has named one.
     pub term: Term,
@@ -66,30 +65,12 @@ impl SlotSettings {
     #[must_use]
     pub fn for_limit(limit: &Limit, lease: &LeaseSettings) -> Self {
         Self {
-            horizon: Self::horizon_for(
-                lease.horizon(),
-                u32::try_from(lease.share_per_mille()).expect("at most a thousand"),
-                limit.capacity(),
-                limit.rate(),
-            ),
+            horizon: lease.horizon_for(limit),
             term: lease.term_max(),
             idle_return: lease.idle_return(),
             warm_floor: lease.warm_floor(),
             cost_max: limit.cost_max(),
         }
-    }
-
-    /// The horizon for a limit: `horizon_max`, or the time in which half of what may be out (the
-    /// share of the capacity) refills, if that is shorter.
-    #[must_use]
-    pub fn horizon_for(
-        horizon_max: Term,
-        share_per_mille: u32,
-        capacity: Tokens,
-        rate: Rate,
-    ) -> Term {
-        let half_share = capacity.scale_down(u64::from(share_per_mille), 2000);
-        horizon_max.min(rate.time_for(half_share.max(Tokens::ONE)))
     }
 }
 

@@ -4,6 +4,7 @@ use alloc::format;
 
 use super::duration::Span;
 use super::error::PolicyError;
+use super::limit::Limit;
 use super::spec::LeaseSpec;
 use crate::message::HELD_MAX;
 use crate::time::Term;
@@ -64,6 +65,16 @@ impl LeaseSettings {
     #[must_use]
     pub fn horizon(&self) -> Term {
         self.horizon.min(self.term_max)
+    }
+
+    /// The horizon as it applies to a limit: [`horizon`](Self::horizon), or the time in which half
+    /// of what may be out (the share of the capacity) refills, if that is shorter, so that
+    /// everybody's grants fit under the cap.
+    #[must_use]
+    pub fn horizon_for(&self, limit: &Limit) -> Term {
+        let half_share = limit.capacity().scale_down(self.share_per_mille(), 2000);
+        self.horizon()
+            .min(limit.rate().time_for(half_share.max(Tokens::ONE)))
     }
 
     /// The longest term of a lease: 100 ms to 300 s, default 10 s. It bounds every ghost.
