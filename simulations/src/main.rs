@@ -1,5 +1,7 @@
 //! Runs the virtual world: `simulations safety --seeds 10000`, or one seed to replay it.
 
+mod mutants;
+
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -42,6 +44,8 @@ enum Command {
         /// Threads; default: as many as the machine runs at once.
         #[arg(long)]
         threads: Option<usize>,
+        #[command(flatten)]
+        mutants: mutants::Options,
     },
 }
 
@@ -53,7 +57,12 @@ fn main() -> anyhow::Result<ExitCode> {
         trace,
         json,
         threads,
+        mutants,
     } = Arguments::parse().command;
+    let available = std::thread::available_parallelism().map_or(1, usize::from);
+    if mutants.mutants {
+        return mutants::run(&mutants, threads.unwrap_or(available), json, clock);
+    }
     // A panic of the core is a verdict, reported with its seed.
     if !trace {
         std::panic::set_hook(Box::new(|_| {}));
@@ -71,7 +80,6 @@ fn main() -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let range = seed.map_or(first..first.saturating_add(seeds), |seed| seed..seed + 1);
-    let available = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = threads.unwrap_or(available);
     let began = clock();
     let verdict = campaign::run(range, threads, Sabotage::None, |done| {
