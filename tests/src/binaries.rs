@@ -1,7 +1,7 @@
 //! Where the built programs are: in the build directory of the running test, in its profile.
 //!
-//! `QUOTA_SERVER_BINARY=path` puts another build of the server in its place, for example one that
-//! was broken on purpose to see a test fail.
+//! `QUOTA_SERVER_BINARY=path` and `QUOTA_GATEWAY_BINARY=path` put other builds in their place, for
+//! example ones that were broken on purpose to see a test fail. With both, nothing is built.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -30,12 +30,37 @@ pub fn binaries() -> anyhow::Result<&'static Binaries> {
 }
 
 fn build() -> anyhow::Result<Binaries> {
-    let test = std::env::current_exe().context("a process knows its program")?;
-    // <build directory>/<profile>/deps/<test>
-    let profile = test
-        .ancestors()
-        .nth(2)
-        .context("a test lies in a build directory")?;
+    let given = |name| std::env::var_os(name).map(PathBuf::from);
+    let (server, gateway) = (given("QUOTA_SERVER_BINARY"), given("QUOTA_GATEWAY_BINARY"));
+    let binaries = if let (Some(server), Some(gateway)) = (&server, &gateway) {
+        Binaries {
+            server: server.clone(),
+            gateway: gateway.clone(),
+        }
+    } else {
+        let profile = build_beside_this()?;
+        Binaries {
+            server: server.unwrap_or_else(|| profile.join("quota-server")),
+            gateway: gateway.unwrap_or_else(|| profile.join("examples").join("gateway")),
+        }
+    };
+    for program in [&binaries.server, &binaries.gateway] {
+        if !program.exists() {
+            bail!("{} is not there", program.display());
+        }
+    }
+    Ok(binaries)
+}
+
+/// Builds both programs in the profile of the running one, and returns where they are.
+fn build_beside_this() -> anyhow::Result<PathBuf> {
+    let program = std::env::current_exe().context("a process knows its program")?;
+    // <build directory>/<profile>/deps/<test>, or <build directory>/<profile>/<program>
+    let profile = program.parent().context("a program lies in a directory")?;
+    let profile = match profile.parent() {
+        Some(above) if profile.ends_with("deps") => above,
+        _ => profile,
+    };
     let name = profile
         .file_name()
         .and_then(|name| name.to_str())
@@ -64,15 +89,5 @@ fn build() -> anyhow::Result<Binaries> {
             bail!("{cargo:?} failed");
         }
     }
-    let binaries = Binaries {
-        server: std::env::var_os("QUOTA_SERVER_BINARY")
-            .map_or_else(|| profile.join("quota-server"), PathBuf::from),
-        gateway: profile.join("examples").join("gateway"),
-    };
-    for program in [&binaries.server, &binaries.gateway] {
-        if !program.exists() {
-            bail!("{} was built and is not there", program.display());
-        }
-    }
-    Ok(binaries)
+    Ok(profile.to_owned())
 }

@@ -121,14 +121,8 @@ impl Cluster {
             .arg(&log)
             .current_dir(self.directory.path());
         let process = Process::spawn(&name, &mut command)?;
-        let address = process.line("where it serves", START_WITHIN, |line| {
-            line.strip_prefix("gateway on http://")?
-                .split(',')
-                .next()?
-                .parse()
-                .ok()
-        });
-        let address = address.await?;
+        let serves = process.line("where it serves", START_WITHIN, gateway_address);
+        let address = serves.await?;
         wait::until("the gateway has policies", START_WITHIN, || async {
             let answer = http::get(address, "/stats", &[]).await.ok()?;
             let stats: serde_json::Value = serde_json::from_str(&answer.body).ok()?;
@@ -197,8 +191,14 @@ impl Server {
 }
 
 /// `quota-server serves gRPC on 127.0.0.1:7070 and HTTP on 127.0.0.1:7071`
-fn addresses(line: &str) -> Option<(SocketAddr, SocketAddr)> {
+pub(crate) fn addresses(line: &str) -> Option<(SocketAddr, SocketAddr)> {
     let rest = line.strip_prefix("quota-server serves gRPC on ")?;
     let (grpc, http) = rest.split_once(" and HTTP on ")?;
     Some((grpc.parse().ok()?, http.trim().parse().ok()?))
+}
+
+/// `gateway on http://127.0.0.1:8080, leasing from …`
+pub(crate) fn gateway_address(line: &str) -> Option<SocketAddr> {
+    let rest = line.strip_prefix("gateway on http://")?;
+    rest.split(',').next()?.parse().ok()
 }

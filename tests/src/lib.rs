@@ -5,6 +5,7 @@
 //! - [`mod@bench`]: timing loops that compare
 //! - [`binaries`]: where the built programs are
 //! - [`cluster`]: an authority and its gateways
+//! - [`crash`]: a campaign of faults against real processes
 //! - [`http`]: a small HTTP client that keeps its connection
 //! - [`load`]: requests at a steady pace, counted by their answers
 //! - [`local`]: a server in this process
@@ -15,6 +16,7 @@
 pub mod bench;
 pub mod binaries;
 pub mod cluster;
+pub mod crash;
 pub mod http;
 pub mod load;
 pub mod local;

@@ -22,11 +22,11 @@ const BATCH_EVERY: Duration = Duration::from_millis(5);
 pub struct Plan {
     /// The path, which is the route.
     pub path: String,
-    /// The tenant.
+    /// The tenant. A `#` in it stands for a number that goes round below `keys`.
     pub tenant: String,
-    /// The API key. A `#` in it stands for a number that goes round below `keys`.
+    /// The API key, with the same number for a `#`.
     pub api_key: String,
-    /// How many API keys take turns.
+    /// How many API keys or tenants take turns.
     pub keys: u64,
     /// Requests a second.
     pub rate: u64,
@@ -75,6 +75,8 @@ pub struct Load {
     stop: Arc<AtomicBool>,
     /// Where requests go; changes when a gateway is replaced.
     address: Arc<Mutex<SocketAddr>>,
+    /// Requests a second from now on.
+    rate: Arc<AtomicU64>,
     tasks: JoinSet<()>,
 }
 
@@ -88,9 +90,10 @@ impl Load {
         let due = Arc::new(Due::default());
         let mut tasks = JoinSet::new();
         let pace = Arc::clone(&due);
-        let (rate, stopped) = (plan.rate, Arc::clone(&stop));
+        let rate = Arc::new(AtomicU64::new(plan.rate));
+        let (now, stopped) = (Arc::clone(&rate), Arc::clone(&stop));
         tasks.spawn(async move {
-            pace.keep(rate, &stopped).await;
+            pace.keep(&now, &stopped).await;
         });
         let plan = Arc::new(plan);
         for _ in 0..CONNECTIONS {
@@ -107,8 +110,15 @@ impl Load {
             counts,
             stop,
             address,
+            rate,
             tasks,
         }
+    }
+
+    /// Requests a second from now on; none at zero. Whoever has it changes the pace.
+    #[must_use]
+    pub fn rate(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.rate)
     }
 
     /// What was answered so far.
@@ -133,6 +143,12 @@ impl Load {
         }
         Ok(self.counts)
     }
+
+    /// Stops at once and returns all counts; requests under way stay without an answer.
+    #[must_use]
+    pub fn abandon(self) -> Arc<Counts> {
+        self.counts
+    }
 }
 
 /// Requests that are due and not yet sent.
@@ -145,14 +161,14 @@ struct Due {
 
 impl Due {
     /// Makes `rate` requests a second due. A machine that is late catches up.
-    async fn keep(&self, rate: u64, stop: &AtomicBool) {
+    async fn keep(&self, rate: &AtomicU64, stop: &AtomicBool) {
         let mut ticks = interval(BATCH_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
-        let per_tick = u64::try_from(BATCH_EVERY.as_micros()).unwrap_or(1) * rate;
+        let tick_micros = u64::try_from(BATCH_EVERY.as_micros()).unwrap_or(1);
         let mut owed = 0;
         while !stop.load(Ordering::Relaxed) {
             ticks.tick().await;
-            owed += per_tick;
+            owed += tick_micros * rate.load(Ordering::Relaxed);
             self.numbers.fetch_add(owed / 1_000_000, Ordering::Relaxed);
             owed %= 1_000_000;
             self.wake.notify_waiters();
@@ -212,13 +228,10 @@ impl Worker {
 
     async fn ask(&self, connection: &mut Connection, number: u64) -> Option<u16> {
         let plan = &self.plan;
-        let key = plan
-            .api_key
-            .replace('#', &(number % plan.keys.max(1)).to_string());
-        let headers = [
-            ("x-api-key", key.as_str()),
-            ("x-tenant", plan.tenant.as_str()),
-        ];
+        let number = (number % plan.keys.max(1)).to_string();
+        let key = plan.api_key.replace('#', &number);
+        let tenant = plan.tenant.replace('#', &number);
+        let headers = [("x-api-key", key.as_str()), ("x-tenant", tenant.as_str())];
         let answer = connection.get(&plan.path, &headers).await.ok()?;
         Some(answer.status)
     }

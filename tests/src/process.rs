@@ -1,8 +1,11 @@
 //! A process that is watched while it runs and never outlives its test.
 
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Read};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write as _};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,8 +27,17 @@ const SHOWN_LINES: usize = 60;
 pub struct Process {
     name: String,
     child: Child,
-    output: Arc<Mutex<Vec<String>>>,
+    output: Arc<Output>,
     ended: bool,
+}
+
+/// What a process printed.
+#[derive(Debug, Default)]
+struct Output {
+    lines: Mutex<Vec<String>>,
+    /// Pipes that have not ended yet.
+    open: AtomicUsize,
+    copy: Option<Mutex<File>>,
 }
 
 impl Process {
@@ -34,6 +46,20 @@ impl Process {
     /// # Errors
     /// If it cannot be started.
     pub fn spawn(name: &str, command: &mut Command) -> anyhow::Result<Self> {
+        Self::start(name, command, None)
+    }
+
+    /// The same, and everything that it prints is also appended to a file.
+    ///
+    /// # Errors
+    /// If it cannot be started or the file cannot be written.
+    pub fn spawn_with_copy(name: &str, command: &mut Command, copy: &Path) -> anyhow::Result<Self> {
+        let file = File::options().create(true).append(true).open(copy);
+        let file = file.with_context(|| format!("cannot append to {}", copy.display()))?;
+        Self::start(name, command, Some(Mutex::new(file)))
+    }
+
+    fn start(name: &str, command: &mut Command, copy: Option<Mutex<File>>) -> anyhow::Result<Self> {
         command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -41,7 +67,11 @@ impl Process {
         let mut child = command
             .spawn()
             .with_context(|| format!("cannot start {name}"))?;
-        let output = Arc::new(Mutex::new(Vec::new()));
+        let output = Arc::new(Output {
+            open: AtomicUsize::new(2),
+            copy,
+            ..Output::default()
+        });
         let stdout = child.stdout.take().context("standard output is piped")?;
         let stderr = child.stderr.take().context("standard error is piped")?;
         collect(stdout, Arc::clone(&output));
@@ -57,7 +87,7 @@ impl Process {
     /// Waits for a line of output of which `pick` makes something.
     ///
     /// # Errors
-    /// If there is none within `deadline`.
+    /// If there is none within `deadline`, or before the process ends.
     pub async fn line<T>(
         &self,
         what: &str,
@@ -66,10 +96,30 @@ impl Process {
     ) -> anyhow::Result<T> {
         let what = format!("{} printed {what}", self.name);
         let found = wait::until(&what, deadline, || {
+            // Asked first: once both pipes have ended, all that was said is there.
+            let ended = self.output.open.load(Ordering::Acquire) == 0;
             let found = self.lines().iter().find_map(|line| pick(line));
-            async move { found }
+            async move { found.map(Some).or_else(|| ended.then_some(None)) }
         });
-        found.await
+        let found = found.await?;
+        found.with_context(|| {
+            let lines = self.lines();
+            let last = lines.last().map_or("nothing", String::as_str);
+            format!("waited until {what}, but it ended; its last line is: {last}")
+        })
+    }
+
+    /// Sends a signal. It goes to this process alone.
+    ///
+    /// # Errors
+    /// If the process has ended by itself.
+    pub fn signal(&mut self, signal: Signal) -> anyhow::Result<()> {
+        // A child that was not waited for keeps its number, so the signal reaches no other.
+        if let Some(status) = self.child.try_wait()? {
+            anyhow::bail!("{} ended by itself: {status}", self.name);
+        }
+        kill_process(Pid::from_child(&self.child), signal)
+            .with_context(|| format!("cannot send {signal:?} to {}", self.name))
     }
 
     /// Kills the process without a word, as a crash would.
@@ -91,14 +141,18 @@ impl Process {
     /// # Errors
     /// If it does not stop in time or had ended before.
     pub async fn stop(mut self) -> anyhow::Result<ExitStatus> {
-        if let Some(status) = self.child.try_wait()? {
-            anyhow::bail!("{} ended by itself: {status}", self.name);
-        }
-        let pid = Pid::from_child(&self.child);
-        kill_process(pid, Signal::TERM)?;
-        let what = format!("{} stopped", self.name);
+        self.signal(Signal::TERM)?;
+        self.end(STOP_WITHIN).await
+    }
+
+    /// Waits until the process ends by itself.
+    ///
+    /// # Errors
+    /// If it does not within `deadline`.
+    pub async fn end(mut self, deadline: Duration) -> anyhow::Result<ExitStatus> {
+        let what = format!("{} ended", self.name);
         let child = &mut self.child;
-        let status = wait::until(&what, STOP_WITHIN, || {
+        let status = wait::until(&what, deadline, || {
             let ended = child.try_wait().ok().flatten();
             async move { ended }
         });
@@ -114,6 +168,7 @@ impl Process {
 
     fn lines(&self) -> Vec<String> {
         self.output
+            .lines
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
@@ -137,13 +192,17 @@ impl Drop for Process {
 }
 
 /// Reads lines until the pipe ends, which it does with the process.
-fn collect(pipe: impl Read + Send + 'static, output: Arc<Mutex<Vec<String>>>) {
+fn collect(pipe: impl Read + Send + 'static, output: Arc<Output>) {
     std::thread::spawn(move || {
         for line in BufReader::new(pipe).lines().map_while(Result::ok) {
-            output
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(line);
+            if let Some(copy) = &output.copy {
+                let mut copy = copy.lock().unwrap_or_else(PoisonError::into_inner);
+                // A full disk costs the copy, not the test.
+                let _ = writeln!(copy, "{line}");
+            }
+            let lines = output.lines.lock();
+            lines.unwrap_or_else(PoisonError::into_inner).push(line);
         }
+        output.open.fetch_sub(1, Ordering::Release);
     });
 }

@@ -20,18 +20,31 @@ pub type Admissions = BTreeMap<(String, String), Vec<Admission>>;
 pub fn read_logs<'a>(paths: impl IntoIterator<Item = &'a Path>) -> anyhow::Result<Admissions> {
     let mut admissions = Admissions::new();
     for path in paths {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read {}", path.display()))?;
-        for line in text
-            .split_inclusive('\n')
-            .filter_map(|line| line.strip_suffix('\n'))
-        {
-            let (bucket, admission) = read_line(line)
-                .with_context(|| format!("{}: a line makes no sense: {line:?}", path.display()))?;
-            admissions.entry(bucket).or_default().push(admission);
-        }
+        read_log(path, |at| at, &mut admissions)?;
     }
     Ok(admissions)
+}
+
+/// Adds the lines of one log, with its clock readings brought to a common clock by `here`.
+///
+/// # Errors
+/// As for [`read_logs`].
+pub fn read_log(
+    path: &Path,
+    here: impl Fn(Timestamp) -> Timestamp,
+    admissions: &mut Admissions,
+) -> anyhow::Result<()> {
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let whole = text.split_inclusive('\n');
+    for line in whole.filter_map(|line| line.strip_suffix('\n')) {
+        let (bucket, mut admission) = read_line(line)
+            .with_context(|| format!("{}: a line makes no sense: {line:?}", path.display()))?;
+        admission.earliest = here(admission.earliest);
+        admission.latest = here(admission.latest);
+        admissions.entry(bucket).or_default().push(admission);
+    }
+    Ok(())
 }
 
 fn read_line(line: &str) -> Option<((String, String), Admission)> {
