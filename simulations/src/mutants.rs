@@ -19,7 +19,7 @@ mod scratch;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
@@ -105,6 +105,7 @@ pub(crate) fn run(
         total: chosen.len(),
         began: clock(),
         clock,
+        judging: OnceLock::new(),
         done: Mutex::new(Vec::new()),
     }
     .all(chosen, threads)?;
@@ -135,6 +136,8 @@ struct Run<'a> {
     total: usize,
     began: Instant,
     clock: fn() -> Instant,
+    /// When the first mutant was begun: the unchanged copy says nothing about how long they take.
+    judging: OnceLock<Instant>,
     done: Mutex<Vec<Outcome>>,
 }
 
@@ -172,6 +175,7 @@ impl Run<'_> {
                         loop {
                             let next = queue.lock().expect("no worker panicked").pop_front();
                             let Some(mutant) = next else { return Ok(()) };
+                            self.judging.get_or_init(self.clock);
                             let outcome = scratch.judge(mutant)?;
                             self.note(outcome);
                         }
@@ -213,7 +217,9 @@ impl Run<'_> {
         let mut done = self.done.lock().expect("no worker panicked");
         let line = report::line(&outcome);
         done.push(outcome);
-        let (so_far, seconds) = (done.len(), self.seconds());
+        let judging = *self.judging.get_or_init(self.clock);
+        let seconds = (self.clock)().duration_since(judging).as_secs();
+        let so_far = done.len();
         let left = seconds * (self.total - so_far) as u64 / so_far as u64;
         eprintln!("[{so_far}/{}, about {left} s left] {line}", self.total);
     }

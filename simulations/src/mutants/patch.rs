@@ -13,8 +13,9 @@
 //! ...
 //! ```
 //!
-//! Where random seeds cannot catch it: `Seeds: none, since ...`. A mistake of a driver names the
-//! package and target whose test catches it: `Package: quota-server --test store_conformance`.
+//! Where random seeds cannot catch it: `Seeds: none, since ...`; where only they can: `Caught by:
+//! none, since ...`. A mistake of a shipped driver names the target whose test catches it:
+//! `Package: -p quota-server --test store_conformance`.
 //!
 //! Hunks are applied strictly: all of their old lines must be there, without fuzz; only their
 //! place may have moved, and then the nearest one counts.
@@ -48,10 +49,10 @@ impl Seeds {
 /// What must catch a mutant at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Catcher {
-    /// This directed schedule.
+    /// This directed schedule, by its name without the module; `None` if only seeds can.
     Directed {
-        /// Its name, without the module.
-        test: String,
+        /// The schedule.
+        test: Option<String>,
     },
     /// A test of the package that has the mistake.
     Package {
@@ -63,11 +64,11 @@ pub(super) enum Catcher {
 }
 
 impl Catcher {
-    /// The test's name.
-    #[must_use]
-    pub(super) fn test(&self) -> &str {
+    /// The test's name, if there must be one.
+    pub(super) fn test(&self) -> Option<&str> {
         match self {
-            Self::Directed { test } | Self::Package { test, .. } => test,
+            Self::Directed { test } => test.as_deref(),
+            Self::Package { test, .. } => Some(test),
         }
     }
 }
@@ -127,7 +128,11 @@ impl Mutant {
         };
         let test = need("Caught by")?;
         let catcher = match field("Package") {
-            None => Catcher::Directed { test },
+            None if test.starts_with("none, since ") => {
+                ensure!(seeds.most() > 0, "something must catch it");
+                Catcher::Directed { test: None }
+            }
+            None => Catcher::Directed { test: Some(test) },
             Some(package) => Catcher::Package {
                 arguments: package.split_whitespace().map(String::from).collect(),
                 test,
@@ -267,5 +272,12 @@ mod tests {
         );
         let none = Mutant::parse("m", &none).expect("a patch");
         assert_eq!(none.seeds.most(), 0);
+        let only_seeds = PATCH.replace("a_test", "none, since it is the world's");
+        let only_seeds = Mutant::parse("m", &only_seeds).expect("a patch");
+        assert_eq!(only_seeds.catcher.test(), None);
+        let nobody = PATCH
+            .replace("a_test", "none, since")
+            .replace("20", "none, since");
+        assert!(Mutant::parse("m", &nobody).is_err());
     }
 }

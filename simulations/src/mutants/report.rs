@@ -17,7 +17,7 @@ pub(super) fn line(outcome: &Outcome) -> String {
     if let Some(why) = &outcome.missed {
         return format!("{name}: NOT CAUGHT: {why}");
     }
-    let test = outcome.mutant.catcher.test();
+    let test = outcome.mutant.catcher.test().unwrap_or("no schedule");
     let others = outcome.tests.len().saturating_sub(1);
     let seeds = match &outcome.seeds {
         Some((seeds, invariant)) => format!("seeds {seeds}: {invariant}"),
@@ -70,7 +70,8 @@ pub(super) fn write_table(path: &Path, outcomes: &[Outcome]) -> anyhow::Result<(
 fn row(outcome: &Outcome) -> String {
     let mutant = &outcome.mutant;
     let test = match &mutant.catcher {
-        Catcher::Directed { test } => format!("`{test}`"),
+        Catcher::Directed { test: None } => "seeds only".into(),
+        Catcher::Directed { test: Some(test) } => format!("`{test}`"),
         Catcher::Package { arguments, test } => format!("`{test}` of {}", arguments.join(" ")),
     };
     let (seeds, invariant) = match (&outcome.seeds, &mutant.seeds) {

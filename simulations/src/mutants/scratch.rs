@@ -204,7 +204,7 @@ impl Scratch {
 type Judged = (Vec<String>, Option<(u64, String)>, Option<String>);
 
 fn missed_test(mutant: &Mutant, failed: &[String]) -> Option<String> {
-    let test = mutant.catcher.test();
+    let test = mutant.catcher.test()?;
     if failed.iter().any(|name| name == test) {
         return None;
     }
