@@ -38,6 +38,18 @@ pub enum StoreError {
         /// What was found.
         found: String,
     },
+    /// The database is there, and the mark that tells whether it is complete is not.
+    #[error(
+        "{path} holds a database without {mark}, which tells whether commits are missing: the \
+         database alone may be an old state, from which tokens would be granted twice. {advice}",
+        advice = CORRUPT_ADVICE
+    )]
+    MissingMark {
+        /// The data directory.
+        path: PathBuf,
+        /// The name of the file.
+        mark: &'static str,
+    },
     /// The store was created with another number of shards.
     #[error(
         "the store was created with {stored} shards and cannot be opened with {asked}: the number \

@@ -157,6 +157,7 @@ impl SledStore {
                 found: self.commits,
             });
         }
+        self.check_damaged_mark()?;
         let identity = match identity {
             Some(found) => found,
             None => self.create(options.shards.unwrap_or(SHARDS_DEFAULT), &options.path)?,
@@ -174,6 +175,34 @@ impl SledStore {
             shards: identity.shards,
         };
         Ok(())
+    }
+
+    /// A mark with one damaged slot is repaired if the database proves that nothing is missing,
+    /// and refused otherwise.
+    fn check_damaged_mark(&mut self) -> Result<(), StoreError> {
+        let (mark, path) = (&mut self.disk.mark, &self.disk.mark_path);
+        if !mark.is_damaged() {
+            return Ok(());
+        }
+        if !mark.vouches_for(self.commits) {
+            return Err(StoreError::Corrupt {
+                tree: "file",
+                key: path.display().to_string(),
+                what: format!(
+                    "one of its two slots is damaged, and the other does not tell whether a commit \
+                     after number {} was acknowledged",
+                    self.commits
+                ),
+            });
+        }
+        tracing::warn!(
+            path = %path.display(),
+            commit = self.commits,
+            "one slot of the mark was damaged, as by a crash while it was written; the database \
+             has every commit, so the mark is written anew"
+        );
+        mark.repair(self.commits)
+            .map_err(|source| io_error("write", path, source))
     }
 
     fn create(&mut self, shards: u32, path: &Path) -> Result<IdentityRecord, StoreError> {

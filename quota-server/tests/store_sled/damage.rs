@@ -202,6 +202,60 @@ fn a_log_that_lost_acknowledged_commits_is_refused() {
 }
 
 #[test]
+fn a_database_without_its_mark_is_refused_with_advice_that_keeps_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    furnished(directory.path());
+    fs::remove_file(directory.path().join("commits.mark")).expect("removes");
+    let error = open(directory.path()).expect_err("nothing tells whether it is complete");
+    assert!(matches!(error, StoreError::MissingMark { .. }), "{error}");
+    let said = error.to_string();
+    assert!(said.contains("without commits.mark"), "{said}");
+    assert!(said.contains("keep a copy of the data directory"), "{said}");
+    assert!(directory.path().join("sled").join("db").exists());
+}
+
+#[test]
+fn a_damaged_slot_of_the_mark_is_repaired_only_if_the_database_is_newer_than_the_other() {
+    // Slot 0 holds even commits, slot 1 odd ones.
+    for (slot, newest) in [(0, true), (1, true), (0, false), (1, false)] {
+        let directory = tempfile::tempdir().expect("a directory");
+        furnished(directory.path());
+        let path = directory.path().join("commits.mark");
+        let mut mark = fs::read(&path).expect("reads");
+        let commit = |slot: usize| mark[slot * 4096 + 4];
+        let is_newest = commit(slot) > commit(1 - slot);
+        mark[slot * 4096 + 6] ^= 1;
+        fs::write(&path, &mark).expect("writes");
+        if is_newest != newest {
+            continue;
+        }
+        if newest {
+            // As by a crash while it was written: the database has that commit.
+            drop(open(directory.path()).expect("nothing is missing"));
+            mark = fs::read(&path).expect("reads");
+            let slots = [&mark[..16], &mark[4096..4112]];
+            assert_eq!(
+                slots[0], slots[1],
+                "both slots are whole and tell the last commit"
+            );
+        } else {
+            let error = open(directory.path()).expect_err("a newer commit may be missing");
+            assert_corrupt(&error, "file");
+            assert!(error.to_string().contains("commits.mark"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_creation_that_ended_early_is_begun_again() {
+    let directory = tempfile::tempdir().expect("a directory");
+    fs::write(directory.path().join("commits.mark.new"), b"QC").expect("writes");
+    drop(open(directory.path()).expect("creates"));
+    drop(open(directory.path()).expect("opens"));
+    assert!(!directory.path().join("commits.mark.new").exists());
+}
+
+#[test]
 fn a_flipped_bit_anywhere_in_the_file_is_refused_or_harmless() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path();

@@ -50,6 +50,12 @@ pub(super) fn open_mark(path: &Path) -> Result<CommitMark, StoreError> {
         return Ok(mark);
     }
     fs::create_dir_all(path).map_err(|source| io_error("create", path, source))?;
+    if path.join(DATABASE).exists() {
+        return Err(StoreError::MissingMark {
+            path: path.to_owned(),
+            mark: mark::FILE,
+        });
+    }
     check_empty(path)?;
     let mark = CommitMark::create(path).map_err(|source| io_error("create", &mark_path, source))?;
     sync_directory(path)?;
@@ -134,14 +140,15 @@ impl Drop for AwaitRelease {
     }
 }
 
-/// Refuses to create a store among other files. A file system's own `lost+found` is fine.
+/// Refuses to create a store among other files. A file system's own `lost+found` is fine, and so
+/// is what is left of a creation that did not get far.
 fn check_empty(path: &Path) -> Result<(), StoreError> {
     let entries = fs::read_dir(path).map_err(|source| io_error("read", path, source))?;
     for entry in entries {
         let name = entry
             .map_err(|source| io_error("read", path, source))?
             .file_name();
-        if name != "lost+found" {
+        if name != "lost+found" && name != mark::FILE_NEW {
             return Err(StoreError::Foreign {
                 path: path.to_owned(),
                 found: format!("{} without {}", name.to_string_lossy(), mark::FILE),
