@@ -8,8 +8,10 @@
 //! campaign says so. What a time namespace cannot do is to let a clock drift, step or stand still
 //! while a process runs; the virtual world does all of these.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
 use anyhow::Context;
 use quota_core::time::Timestamp;
@@ -83,10 +85,19 @@ impl Clocks {
 }
 
 impl Machine {
-    /// Runs `program` on it. The process is the program itself, so signals reach it.
+    /// Runs `program` on it. The process is the program itself, so signals reach it; where
+    /// `setpriv` is there, it is killed with the campaign, however that ends.
     pub(super) fn command(&self, program: &Path) -> Command {
+        let bound: &[&str] = if has_setpriv() {
+            &["setpriv", "--pdeathsig", "KILL", "--"]
+        } else {
+            &[]
+        };
         let Some(offset) = self.offset else {
-            return Command::new(program);
+            let mut words = bound.iter().map(OsStr::new).chain([program.as_os_str()]);
+            let mut command = Command::new(words.next().unwrap_or(program.as_os_str()));
+            command.args(words);
+            return command;
         };
         let mut command = Command::new("unshare");
         command.arg("--time");
@@ -98,7 +109,7 @@ impl Machine {
         } else {
             command.arg("--");
         }
-        command.arg(program);
+        command.args(bound).arg(program);
         command
     }
 
@@ -108,6 +119,19 @@ impl Machine {
         let nanos = i128::from(there.as_nanos()) - offset;
         Timestamp::from_nanos(u64::try_from(nanos).unwrap_or(0))
     }
+}
+
+fn has_setpriv() -> bool {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--", "true"]);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    })
 }
 
 /// Whole seconds since this machine's boot.
