@@ -160,7 +160,8 @@ struct Due {
 }
 
 impl Due {
-    /// Makes `rate` requests a second due. A machine that is late catches up.
+    /// Makes `rate` requests a second due. A machine that is late catches up, by a second's worth
+    /// at most: one that cannot keep up is not to be buried.
     async fn keep(&self, rate: &AtomicU64, stop: &AtomicBool) {
         let mut ticks = interval(BATCH_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
@@ -168,8 +169,12 @@ impl Due {
         let mut owed = 0;
         while !stop.load(Ordering::Relaxed) {
             ticks.tick().await;
-            owed += tick_micros * rate.load(Ordering::Relaxed);
-            self.numbers.fetch_add(owed / 1_000_000, Ordering::Relaxed);
+            let rate = rate.load(Ordering::Relaxed);
+            owed += tick_micros * rate;
+            let waiting = self.numbers.load(Ordering::Relaxed) - self.taken.load(Ordering::Relaxed);
+            if waiting <= rate {
+                self.numbers.fetch_add(owed / 1_000_000, Ordering::Relaxed);
+            }
             owed %= 1_000_000;
             self.wake.notify_waiters();
         }

@@ -20,10 +20,14 @@ use crate::metrics::Metrics;
 use crate::wait;
 
 /// Longest a round may take before it counts as hung. Most take some eight seconds.
-const ROUND_WITHIN: Duration = Duration::from_secs(240);
-/// How long after the last fault every limit must admit again, on a busy machine: longer than
-/// all terms, pauses and back-offs.
-const RECOVER_WITHIN: Duration = Duration::from_secs(60);
+const ROUND_WITHIN: Duration = Duration::from_secs(480);
+/// How long after the last fault every limit must admit again: longer than all terms, pauses and
+/// back-offs together, and long enough for a machine that has other things to do. Mostly it takes
+/// a second.
+const RECOVER_WITHIN: Duration = Duration::from_secs(180);
+/// Of the usual load while it recovers. It is about whether, not how much, and a machine that has
+/// too much to do is to get out of it.
+const RECOVER_DIVISOR: u64 = 4;
 
 /// Plays the round of a seed in a directory of its own. Returns what it did and everything that
 /// is wrong; what stopped the round before its end is among that.
@@ -143,7 +147,8 @@ async fn recover(scene: &mut Scene, traffic: &[Traffic]) -> anyhow::Result<()> {
     for place in &scene.places {
         place.proxy.heal();
         for (load, traffic) in place.loads.iter().zip(traffic) {
-            load.rate().store(traffic.plan.rate, Ordering::Relaxed);
+            let rate = traffic.plan.rate / RECOVER_DIVISOR;
+            load.rate().store(rate, Ordering::Relaxed);
         }
     }
     let waiting = || {
