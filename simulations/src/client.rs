@@ -3,7 +3,7 @@
 use quota_core::authority::StreamId;
 use quota_core::cell::{LeaseCell, Receipt};
 use quota_core::holder::{Cells, Holder, HolderConfig, Slot};
-use quota_core::id::{Incarnation, MessageNumber};
+use quota_core::id::{Incarnation, KeyNumber, MessageNumber, Sequence};
 use quota_core::tokens::Tokens;
 
 use crate::clock::NodeClock;
@@ -77,6 +77,11 @@ pub struct Client {
     pub uses: Vec<Use>,
     /// Its stream.
     pub link: Link,
+    /// The node that its stream goes to.
+    pub node: usize,
+    /// What it sent last for each key number of its stream: the sequence number, and the first and
+    /// the last message that carried it.
+    pub sent: Vec<(KeyNumber, Sequence, [MessageNumber; 2])>,
     /// Counts its lives.
     pub life: u64,
     /// False between a crash and the restart.
@@ -112,6 +117,7 @@ impl Client {
         self.waiters.clear();
         self.receipts.clear();
         self.newest = MessageNumber::default();
+        self.sent.clear();
         self.seen = (0, 0);
     }
 

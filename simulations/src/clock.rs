@@ -42,6 +42,11 @@ impl NodeClock {
         u64::try_from((run * PPM + speed - 1) / speed).unwrap_or(u64::MAX)
     }
 
+    /// Stands still for a span of true time, which no clock of the promise's does.
+    pub fn stand_still(&mut self, span: u64) {
+        self.origin -= i128::from(span) * (PPM + i128::from(self.drift_ppm)) / PPM;
+    }
+
     /// How much faster than true time it runs, in millionths.
     #[must_use]
     pub const fn drift_ppm(&self) -> i64 {

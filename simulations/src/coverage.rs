@@ -35,11 +35,23 @@ situations! {
     HandOverWithLeasesOut: "exact hand-over with leases out",
     HandOverVoided: "hand-over marker consumed, then a crash",
     Settled: "shard settled",
+    TenureRanOut: "owner stopped at the end of its tenure",
+    TakeOverWhileOldLives: "take-over while the old owner's process lives",
+    GrantedWhileCutOff: "granted while cut off from the store",
+    AnsweredAfterTakeOver: "answer sent after another owner had taken over",
+    WriteAfterTakeOver: "record of an owner that does not know of its successor",
+    Stalled: "authority decided and sent late",
+    WallJumped: "wall clock jumped ahead",
+    AuthoritySuspended: "authority suspended",
+    ConnectedToStandby: "holder connected to a node that owns nothing",
     RecordRead: "reservation read back",
     HolderCrash: "holder crashed",
     HolderCrashWithTokens: "holder crashed with tokens in hand",
     HolderShutdown: "holder gave everything back",
     HolderPaused: "holder paused",
+    HolderSuspended: "holder suspended",
+    SuspendedPastDeadline: "holder suspended with tokens until after their deadline",
+    HolderReboot: "holder on another boot",
     AuthorityPaused: "authority paused",
     PausedPastDeadline: "lease ended during a pause",
     PreemptedPastDeadline: "deadline passed between debit and clock",
@@ -47,6 +59,10 @@ situations! {
     DrainedAtLastTick: "lease drained in its last tick",
     ExpiryDuringRenewal: "lease ended while its renewal was under way",
     RetrySent: "request repeated",
+    RetryCrossed: "repeated request crossed its answer",
+    RetryOfGranted: "repeated request answered with what was granted before",
+    MessageRepeated: "message handled twice at once",
+    AnswerRepeated: "answer handled twice at once",
     AnswerDropped: "answer dropped by its holder",
     Queued: "request queued",
     Pushed: "waiting request served by a push",
@@ -68,8 +84,22 @@ situations! {
     PolicyDeleted: "policy deleted with tokens out",
     PolicyRecreated: "policy created again with former versions",
     DurabilityChanged: "durability changed",
+    LeaseSettingsChanged: "lease settings changed with tokens out",
+    TermShortened: "term shortened with tokens out",
     ClassChanged: "override added or removed",
     FormersCleared: "former versions cleared",
+    PolicyForgotten: "deleted policy forgotten",
+    LiarGranted: "liar was granted tokens",
+    LiedAboveGranted: "liar claimed more than it was granted",
+    LiedAboutOthers: "liar reported on a lease of somebody else",
+    LiarReplayed: "liar replayed an old message",
+    LiarSameId: "liar came back under its old incarnation",
+    LiarReturned: "liar's return was credited",
+    LiarHoarded: "liar let a lease end unreported",
+    TableFull: "authority had no room for a key",
+    FloodForgotten: "flooded keys forgotten",
+    Successor: "imagined successor compared with the owner",
+    Measured: "bucket whose service was measured after the faults",
     IdealAtZero: "a bucket used to its last token",
 }
 
@@ -105,6 +135,12 @@ impl Coverage {
         for (into, from) in self.0.iter_mut().zip(other.0) {
             *into += from;
         }
+    }
+
+    /// The situations that were never reached.
+    pub fn unreached(&self) -> impl Iterator<Item = &'static str> + '_ {
+        self.iter()
+            .filter_map(|(name, count)| (count == 0).then_some(name))
     }
 
     /// All situations with their counts.

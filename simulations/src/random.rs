@@ -15,6 +15,14 @@ impl Random {
         Self(oorandom::Rand64::new(u128::from(seed)))
     }
 
+    /// Another generator of the same seed.
+    #[must_use]
+    pub fn salted(seed: u64, salt: u64) -> Self {
+        Self(oorandom::Rand64::new(
+            u128::from(salt) << 64 | u128::from(seed),
+        ))
+    }
+
     /// Any 64 bits.
     pub fn bits(&mut self) -> u64 {
         self.0.rand_u64()

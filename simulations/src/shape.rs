@@ -8,6 +8,7 @@ use quota_core::policy::{Durability, LeaseSpec, LimitSpec, OverrideSpec, PolicyS
 use quota_core::time::{DriftAllowance, Term};
 
 use crate::random::Random;
+use crate::world::Plan;
 
 /// Nanoseconds in a millisecond.
 pub const MILLI: u64 = 1_000_000;
@@ -30,59 +31,87 @@ pub struct NetworkShape {
     pub ordered: bool,
 }
 
-/// Faults that strike at random moments; each is on or off in a seed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// The authority's process dies and starts again at once or later.
-    AuthorityCrash,
-    /// Two or three crashes within a term.
-    AuthorityCrashTwice,
-    /// The authority crashes right after its next grant.
-    CrashAfterGrant,
-    /// The authority's machine reboots: another boot, another clock.
-    AuthorityReboot,
-    /// A planned hand-over.
-    HandOver,
-    /// The authority's process stands still while its clock goes on.
-    AuthorityPause,
-    /// A holder dies and starts again with a new incarnation.
-    HolderCrash,
-    /// A holder gives everything back and starts again.
-    HolderShutdown,
-    /// A holder stands still while its clock goes on.
-    HolderPause,
-    /// No messages between one holder and the authority, in one direction or both.
-    Partition,
-    /// A stream breaks.
-    StreamBreak,
-    /// A holder gives up a slot and uses it for another bucket.
-    Evict,
-    /// A policy changes: limit, lease settings, durability, overrides.
-    PolicyChange,
-    /// A policy is toggled between two limits a few times.
-    PolicyToggle,
-    /// A policy is deleted, and created again later.
-    PolicyDelete,
+/// Declares the faults with their names.
+macro_rules! faults {
+    ($($(#[$doc:meta])* $name:ident: $text:literal,)*) => {
+        /// Faults that strike at random moments; each is on or off in a seed.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Fault { $($(#[$doc])* $name,)* }
+
+        /// All faults.
+        pub const FAULTS: &[Fault] = &[$(Fault::$name,)*];
+
+        impl Fault {
+            /// The name under which it is counted.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+        }
+    };
 }
 
-/// All faults.
-pub const FAULTS: &[Fault] = &[
-    Fault::AuthorityCrash,
-    Fault::AuthorityCrashTwice,
-    Fault::CrashAfterGrant,
-    Fault::AuthorityReboot,
-    Fault::HandOver,
-    Fault::AuthorityPause,
-    Fault::HolderCrash,
-    Fault::HolderShutdown,
-    Fault::HolderPause,
-    Fault::Partition,
-    Fault::StreamBreak,
-    Fault::Evict,
-    Fault::PolicyChange,
-    Fault::PolicyToggle,
-    Fault::PolicyDelete,
-];
+faults! {
+    /// The authority's process dies and starts again at once or later.
+    AuthorityCrash: "authority crash",
+    /// Two or three crashes within a term.
+    AuthorityCrashTwice: "authority crash, twice",
+    /// The authority crashes right after its next grant.
+    CrashAfterGrant: "crash after grant",
+    /// The authority's machine reboots: another boot, another clock.
+    AuthorityReboot: "authority reboot",
+    /// A planned hand-over.
+    HandOver: "hand-over",
+    /// A planned hand-over whose reader dies after it has consumed the marker.
+    HandOverLost: "hand-over lost",
+    /// The authority's process stands still while its clock goes on.
+    AuthorityPause: "authority pause",
+    /// What the authority decides from now on is sent, and written, only later; often so late
+    /// that another one has taken over.
+    AuthorityStall: "authority stall",
+    /// The authority's machine is suspended: its clock goes on, its streams do not survive.
+    AuthoritySuspend: "authority suspend",
+    /// Nothing passes between the authority and the store, while holders still reach it.
+    StoreCutOff: "store cut off",
+    /// The authority's wall clock jumps ahead.
+    WallStep: "wall step",
+    /// A holder dies and starts again with a new incarnation.
+    HolderCrash: "holder crash",
+    /// A holder's machine reboots: another incarnation on another clock.
+    HolderReboot: "holder reboot",
+    /// A holder gives everything back and starts again.
+    HolderShutdown: "holder shutdown",
+    /// A holder stands still while its clock goes on.
+    HolderPause: "holder pause",
+    /// A holder's machine is suspended: its clock goes on, its stream does not survive.
+    HolderSuspend: "holder suspend",
+    /// No messages between one holder and the authority, in one direction or both.
+    Partition: "partition",
+    /// A stream breaks.
+    StreamBreak: "stream break",
+    /// A holder gives up a slot and uses it for another bucket.
+    Evict: "eviction",
+    /// A policy changes: limit, lease settings, durability, overrides.
+    PolicyChange: "policy change",
+    /// A policy is toggled between two limits a few times.
+    PolicyToggle: "policy toggle",
+    /// A policy is deleted, and created again later.
+    PolicyDelete: "policy deletion",
+    /// The lease settings alone change: horizon, share, term, idle return, warm floor.
+    LeaseSettings: "lease settings",
+    /// Somebody who speaks the protocol and lies: see the world's `liar`.
+    Liar: "liar",
+    /// Somebody names many more keys than the authority has room for.
+    KeyFlood: "key flood",
+}
+
+impl Fault {
+    /// Its name as an argument of the command line.
+    #[must_use]
+    pub fn flag(self) -> String {
+        self.name().replace(", ", "-").replace(' ', "-")
+    }
+}
 
 /// How callers come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,6 +156,11 @@ pub struct Shape {
     pub fault_gap: u64,
     /// Length of the fault phase in nanoseconds.
     pub fault_phase: u64,
+    /// How long an owner that the store has not heard keeps the shard, in nanoseconds of its own
+    /// clock; `None` if the shard is owned by lock. See [`crate::server`].
+    pub tenure: Option<u64>,
+    /// Most buckets that an authority has room for.
+    pub buckets_max: u32,
     /// How long a write takes on average, in nanoseconds.
     pub write_time: u64,
     /// Per mille of writes that fail or have an unknown outcome.
@@ -141,6 +175,9 @@ pub struct Shape {
     pub preempted_per_mille: u64,
     /// Whole-request costs go up to this.
     pub cost_max: u64,
+    /// Per mille of messages that their receiver handles twice at once, to see that the second time
+    /// changes nothing.
+    pub repeated_per_mille: u64,
     /// Term of the first policies, in nanoseconds.
     pub term: u64,
 }
@@ -156,7 +193,19 @@ impl Shape {
         let policies: Vec<_> = policies.collect();
         let some = random.pick(&[0, 150, 400, 1000]);
         let faults = FAULTS.iter().copied();
-        let faults = faults.filter(|_| random.chance(some)).collect();
+        let mut faults: Vec<Fault> = faults.filter(|_| random.chance(some)).collect();
+        if faults.contains(&Fault::Liar) || faults.contains(&Fault::KeyFlood) {
+            // The liar's account follows what an operator sees of a bucket, and of a deleted
+            // policy's nothing is seen.
+            faults.retain(|fault| *fault != Fault::PolicyDelete);
+        }
+        let write_time = MILLI / 10 * random.pick(&[1, 10, 50, 300]);
+        let tenure = random
+            .pick(&[term / 4, term, term * 2])
+            .max(12 * write_time);
+        let tenure = random.chance(500).then_some(tenure);
+        let flooded = faults.contains(&Fault::KeyFlood);
+        let buckets_max = if flooded { 8 + random.below(24) } else { 1_000 };
         let stretched = term + term / 4;
         Self {
             clients: random.between(1, 5),
@@ -178,14 +227,33 @@ impl Shape {
             faults,
             fault_gap: random.pick(&[term / 4, term, term * 3]),
             fault_phase: (stretched * 8).clamp(2_000 * MILLI, 40_000 * MILLI),
-            write_time: MILLI / 10 * random.pick(&[1, 10, 50, 300]),
+            tenure,
+            buckets_max: u32::try_from(buckets_max).expect("small"),
+            write_time,
             write_trouble_per_mille: random.pick(&[0, 0, 10, 100]),
             prompt: random.chance(500),
             split_answers: random.chance(300),
             pairs_per_mille: random.pick(&[0, 100, 400]),
             preempted_per_mille: random.pick(&[0, 0, 50]),
             cost_max,
+            repeated_per_mille: random.pick(&[0, 50]),
             term,
+        }
+    }
+
+    /// Leaves out what a plan leaves out.
+    pub fn tailor(&mut self, plan: &Plan) {
+        self.faults.retain(|fault| !plan.without.contains(fault));
+        self.clients = self.clients.min(plan.clients.unwrap_or(u64::MAX)).max(1);
+        let policies = plan.policies.unwrap_or(usize::MAX).max(1);
+        self.policies.truncate(policies);
+        if plan.calm {
+            self.network.slow_per_mille = 0;
+            self.network.lost_per_mille = 0;
+            self.network.twice_per_mille = 0;
+            self.preempted_per_mille = 0;
+            self.pairs_per_mille = 0;
+            self.repeated_per_mille = 0;
         }
     }
 }
@@ -211,8 +279,8 @@ pub fn draw_limit(random: &mut Random) -> LimitSpec {
     LimitSpec::new(tokens, Term::from_nanos(period)).with_burst(burst)
 }
 
-/// Lease settings, durability and overrides, drawn anew.
-pub fn redraw_rest(random: &mut Random, spec: &mut PolicySpec, term: u64) {
+/// Lease settings, drawn anew.
+pub fn redraw_lease(random: &mut Random, spec: &mut PolicySpec, term: u64) {
     let term = random.pick(&[term, term, term * 2, (term / 3).max(100 * MILLI)]);
     spec.lease = LeaseSpec {
         share_per_mille: random.pick(&[1, 300, 500, 800, 800, 1000]),
@@ -222,6 +290,11 @@ pub fn redraw_rest(random: &mut Random, spec: &mut PolicySpec, term: u64) {
         idle_return: Term::from_nanos((term * random.pick(&[1, 2, 8]) / 4).max(10 * MILLI)).into(),
         warm_floor: random.pick(&[0, 0, 1]),
     };
+}
+
+/// Lease settings, durability and overrides, drawn anew.
+pub fn redraw_rest(random: &mut Random, spec: &mut PolicySpec, term: u64) {
+    redraw_lease(random, spec, term);
     spec.durability = random.pick(&[
         Durability::Auto,
         Durability::Auto,

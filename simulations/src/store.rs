@@ -30,6 +30,8 @@ pub struct ModelStore {
     epoch: Epoch,
     tenures: u32,
     released: bool,
+    /// In true time: until when the owner may believe in its tenure.
+    held_until: u64,
     hand_over: Option<HandOver>,
     reservations: BTreeMap<BucketAddress, Reservation>,
     policies: BTreeMap<PolicyId, PolicyHistory>,
@@ -37,6 +39,39 @@ pub struct ModelStore {
 }
 
 impl ModelStore {
+    /// The epoch of the last claim.
+    #[must_use]
+    pub const fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// True if nobody else may claim the shard at `now`: its owner may still decide.
+    #[must_use]
+    pub const fn is_held(&self, now: u64) -> bool {
+        !self.released && now < self.held_until
+    }
+
+    /// The owner was heard: nobody else may claim before `until`. False if it is not the owner.
+    pub fn keep_alive(&mut self, epoch: Epoch, until: u64) -> bool {
+        let owned = self.epoch == epoch && !self.released;
+        if owned {
+            self.held_until = self.held_until.max(until);
+        }
+        owned
+    }
+
+    /// How many tenures may have live exposure, the present one included.
+    #[must_use]
+    pub const fn tenures(&self) -> u32 {
+        self.tenures
+    }
+
+    /// The hand-over that waits for its claim.
+    #[must_use]
+    pub fn handed_over(&self) -> Option<HandOver> {
+        self.hand_over.clone()
+    }
+
     /// Begins a tenure; consumes a hand-over.
     pub fn claim(&mut self) -> Claim {
         let first = self.epoch == Epoch::default();
@@ -49,14 +84,21 @@ impl ModelStore {
         self.epoch = claim.epoch;
         self.tenures += 1;
         self.released = false;
+        self.held_until = 0;
         claim
     }
 
     /// Applies a batch unless another tenure has begun; true if it was applied.
     pub fn write(&mut self, epoch: Epoch, records: &[ReservationWrite]) -> bool {
-        if self.epoch != epoch || self.released {
-            return false;
+        let owned = self.epoch == epoch && !self.released;
+        if owned {
+            self.put(records);
         }
+        owned
+    }
+
+    /// Applies records without asking whose they are.
+    pub fn put(&mut self, records: &[ReservationWrite]) {
         for record in records {
             match record.reservation {
                 Some(reservation) => {
@@ -67,7 +109,6 @@ impl ModelStore {
                 }
             }
         }
-        true
     }
 
     /// Marks the shard settled unless another tenure has begun.

@@ -1,43 +1,43 @@
-//! The driver around the authority: batches in, effects out, claims, crashes.
+//! The driver around the authority: batches in, effects and writes out.
 
-use quota_core::authority::{Authority, AuthorityConfig, Effect, Input, StreamId, WriteId};
+use quota_core::authority::{Effect, Input, StreamId, WriteId};
+use quota_core::holder::HolderMessage;
 use quota_core::id::{Epoch, Incarnation, MessageNumber};
 use quota_core::message::{Answer, Refusal, Status};
 use quota_core::record::ReservationWrite;
 use quota_core::time::Timestamp;
 
+use super::liar::LIAR;
 use super::{DownMessage, Event, Sabotage, UpMessage, World, WriteFate};
-use crate::client::Link;
 use crate::coverage::Sometimes;
 use crate::network::Way;
-use crate::server::Tenure;
 use crate::shape::MILLI;
-use crate::store::Claim;
 
 impl World {
     pub(super) fn up(
         &mut self,
+        node: usize,
         client: usize,
         incarnation: Incarnation,
         stream: StreamId,
         message: UpMessage,
     ) {
-        let Some(tenure) = self.server.tenure.as_mut() else {
+        if !self.holds_tenure(node) {
+            let asked = matches!(message, UpMessage::Connect) && self.servers.len() > 1;
+            self.coverage.hit_if(asked, Sometimes::ConnectedToStandby);
+            if matches!(message, UpMessage::Message(_)) {
+                self.reset_stream(client, stream);
+            }
+            return;
+        }
+        let Some(tenure) = self.servers[node].tenure.as_mut() else {
             return;
         };
         let known = tenure.streams.contains_key(&stream);
         if !known && matches!(message, UpMessage::Message(_)) {
             // A stream of an earlier process, or one whose beginning has not arrived: the
             // transport resets it.
-            let life = self.clients[client].life;
-            return self.after(
-                self.shape.network.delay,
-                Event::StreamBroken {
-                    client,
-                    life,
-                    stream,
-                },
-            );
+            return self.reset_stream(client, stream);
         }
         let inputs = match message {
             UpMessage::Connect => {
@@ -54,58 +54,84 @@ impl World {
                 }]
             }
             UpMessage::Disconnect => {
-                tenure.streams.remove(&stream);
+                // A stream keeps the incarnation that it began with, whoever lives there by now.
+                let begun = tenure.streams.remove(&stream);
+                let incarnation = begun.map_or(incarnation, |(_, incarnation)| incarnation);
                 vec![Input::Disconnect {
                     incarnation,
                     stream,
                 }]
             }
-            UpMessage::Message(message) => {
-                let number = message.number;
-                let mut inputs = vec![Input::Anchor {
-                    incarnation,
-                    stream,
-                    number,
-                }];
-                inputs.extend(message.introductions.into_iter().map(|introduction| {
-                    let introduction = Box::new(introduction);
-                    Input::Introduce {
-                        incarnation,
-                        stream,
-                        introduction,
-                    }
-                }));
-                inputs.extend(message.requests.into_iter().map(|request| Input::Request {
-                    incarnation,
-                    stream,
-                    number,
-                    request,
-                }));
-                inputs
-            }
+            UpMessage::Message(message) => message_inputs(incarnation, stream, message),
         };
-        self.server_inputs(inputs);
+        let of_message = matches!(inputs.first(), Some(Input::Anchor { .. }));
+        // A liar may claim what it has not been granted yet: then the copy, too, says something new.
+        let again =
+            of_message && client != LIAR && self.random.chance(self.shape.repeated_per_mille);
+        let again = again.then(|| inputs.clone());
+        let before = again.as_ref().map(|_| self.settled_totals(node));
+        let life = self.servers[node].life;
+        if client == LIAR {
+            self.liar_claims(&inputs);
+        }
+        self.server_inputs(node, inputs);
+        if let (Some(again), Some(before)) = (again, before)
+            && self.servers[node].life == life
+        {
+            self.repeat_inputs(node, again, before);
+        }
+    }
+
+    fn reset_stream(&mut self, client: usize, stream: StreamId) {
+        if client == LIAR {
+            return;
+        }
+        let life = self.clients[client].life;
+        self.after(
+            self.shape.network.delay,
+            Event::StreamBroken {
+                client,
+                life,
+                stream,
+            },
+        );
     }
 
     /// Handles one batch at one clock reading, then all its effects.
-    pub(super) fn server_inputs(&mut self, inputs: Vec<Input>) {
-        let now = self.server.clock.read(self.time);
+    pub(super) fn server_inputs(&mut self, node: usize, inputs: Vec<Input>) {
+        if !self.holds_tenure(node) {
+            return;
+        }
+        self.check_owner(node);
+        let now = self.servers[node].clock.read(self.time);
         let mut effects = std::mem::take(&mut self.effects);
-        let Some(tenure) = self.server.tenure.as_mut() else {
+        let Some(tenure) = self.servers[node].tenure.as_mut() else {
             return;
         };
         for input in inputs {
             self.events += 1;
             tenure.authority.handle(now, input, &mut effects);
         }
-        self.server_effects(&mut effects);
+        self.see_stats(node);
+        self.server_effects(node, &mut effects);
         effects.clear();
         self.effects = effects;
-        self.schedule_server_tick();
+        self.schedule_server_tick(node);
+        self.liar_account();
         self.check_after_event();
     }
 
-    fn server_effects(&mut self, effects: &mut Vec<Effect>) {
+    fn see_stats(&mut self, node: usize) {
+        let Some(tenure) = &self.servers[node].tenure else {
+            return;
+        };
+        let stats = tenure.authority.stats();
+        self.coverage
+            .hit_if(stats.pushes > self.seen_pushes, Sometimes::Pushed);
+        self.seen_pushes = stats.pushes;
+    }
+
+    fn server_effects(&mut self, node: usize, effects: &mut Vec<Effect>) {
         let mut answers: Vec<(StreamId, MessageNumber, Vec<Answer>)> = Vec::new();
         let mut granted = false;
         for effect in effects.drain(..) {
@@ -128,11 +154,11 @@ impl World {
                         None => answers.push((stream, anchor, vec![answer])),
                     }
                 }
-                Effect::Write { write, records } => self.begin_write(write, records),
+                Effect::Write { write, records } => self.begin_write(node, write, records),
                 Effect::Settle => {
-                    let time = self.random.around(self.shape.write_time);
-                    let epoch = self.epoch();
-                    self.after(time, Event::Settle { epoch });
+                    let time = self.store_delay(node);
+                    let (life, epoch) = (self.servers[node].life, self.epoch_of(node));
+                    self.after(time, Event::Settle { life, epoch });
                 }
                 Effect::PolicyApplied {
                     outstanding, owed, ..
@@ -143,23 +169,65 @@ impl World {
                 }
             }
         }
-        let crash = granted && self.server.crash_after_grant;
+        let crash = granted && self.servers[node].crash_after_grant;
+        let cut = granted && self.servers[node].cut_until > self.time;
+        self.coverage.hit_if(cut, Sometimes::GrantedWhileCutOff);
         let unsent = crash && self.random.chance(500);
         for (stream, anchor, list) in answers {
-            let to = self
-                .server
-                .tenure
-                .as_ref()
-                .and_then(|t| t.streams.get(&stream))
-                .copied();
-            if let Some((client, _)) = to.filter(|_| !unsent) {
-                self.send_down(client, stream, DownMessage::Answers(anchor, list));
+            let tenure = self.servers[node].tenure.as_ref();
+            let to = tenure.and_then(|t| t.streams.get(&stream)).copied();
+            let Some((client, incarnation)) = to else {
+                continue;
+            };
+            if client == LIAR {
+                self.liar_answered(node, incarnation, anchor, &list);
+            } else if !unsent {
+                self.answer(node, client, stream, DownMessage::Answers(anchor, list));
             }
         }
         if crash {
             self.hit(Sometimes::CrashRightAfterGrant);
-            self.crash_server();
+            self.crash_server(node);
         }
+    }
+
+    /// Sends answers, or keeps them until the node sends again.
+    fn answer(&mut self, node: usize, client: usize, stream: StreamId, message: DownMessage) {
+        let (life, stalled) = (self.servers[node].life, self.servers[node].stalled_until);
+        if stalled > self.time {
+            // From here on it stands still.
+            self.servers[node].paused_until = stalled;
+            self.at(
+                stalled,
+                Event::Unstall {
+                    life,
+                    client,
+                    stream,
+                    message,
+                },
+            );
+        } else {
+            self.send_down(client, stream, message);
+        }
+    }
+
+    /// Answers leave a node that stood still between its decision and its sending. It sends them
+    /// whatever has become of its tenure; only the end of its process ends them.
+    pub(super) fn unstall(
+        &mut self,
+        life: u64,
+        client: usize,
+        stream: StreamId,
+        message: DownMessage,
+    ) {
+        let Some(node) = self.node_of(life) else {
+            return;
+        };
+        self.hit(Sometimes::Stalled);
+        let late = self.servers[node].tenure.as_ref();
+        let late = late.is_some_and(|t| t.epoch != self.store.epoch());
+        self.coverage.hit_if(late, Sometimes::AnsweredAfterTakeOver);
+        self.send_down(client, stream, message);
     }
 
     fn see_answer(&mut self, answer: &Answer) {
@@ -168,6 +236,7 @@ impl World {
             Status::Refused(Refusal::CostAboveCapacity { .. }) => self.hit(Sometimes::CostRefused),
             Status::Refused(Refusal::UnknownKey) => self.hit(Sometimes::UnknownKey),
             Status::Refused(Refusal::UnknownPolicy) => self.hit(Sometimes::UnknownPolicy),
+            Status::Refused(Refusal::Busy { .. }) => self.hit(Sometimes::TableFull),
             _ => {}
         }
         let grant = answer.grant.map_or([0; 3], |g| {
@@ -180,6 +249,9 @@ impl World {
     }
 
     fn send_down(&mut self, client: usize, stream: StreamId, message: DownMessage) {
+        if client == LIAR {
+            return;
+        }
         let fate = self.network.send(
             self.time,
             client,
@@ -191,10 +263,7 @@ impl World {
         if fate.breaks {
             return self.break_stream(client, stream);
         }
-        let copy = match &message {
-            DownMessage::Accepted => DownMessage::Accepted,
-            DownMessage::Answers(anchor, list) => DownMessage::Answers(*anchor, list.clone()),
-        };
+        let copy = message.clone();
         let copies = [Some(message), Some(copy)];
         for (arrival, message) in fate.arrivals.into_iter().zip(copies) {
             if let (Some(at), Some(message)) = (arrival, message) {
@@ -211,15 +280,16 @@ impl World {
         }
     }
 
-    fn epoch(&self) -> Epoch {
-        self.server
-            .tenure
-            .as_ref()
-            .map(|t| t.epoch)
-            .unwrap_or_default()
+    /// How long a request to the store takes, from a node that may be cut off from it or stand
+    /// still before it sends.
+    pub(super) fn store_delay(&mut self, node: usize) -> u64 {
+        let time = self.random.around(self.shape.write_time);
+        let server = &self.servers[node];
+        let held_up = server.cut_until.max(server.stalled_until);
+        time + held_up.saturating_sub(self.time)
     }
 
-    fn begin_write(&mut self, write: WriteId, records: Vec<ReservationWrite>) {
+    fn begin_write(&mut self, node: usize, write: WriteId, records: Vec<ReservationWrite>) {
         let fate = if !self.healed && self.random.chance(self.shape.write_trouble_per_mille) {
             self.random.pick(&[
                 WriteFate::UnknownApplied,
@@ -229,9 +299,9 @@ impl World {
         } else {
             WriteFate::Acknowledged
         };
-        let time = self.random.around(self.shape.write_time);
-        let (life, epoch) = (self.server.life, self.epoch());
-        if let Some(tenure) = self.server.tenure.as_mut() {
+        let time = self.store_delay(node);
+        let (life, epoch) = (self.servers[node].life, self.epoch_of(node));
+        if let Some(tenure) = self.servers[node].tenure.as_mut() {
             tenure.writing = true;
         }
         if self.sabotage == Sabotage::EarlyAcknowledge {
@@ -265,13 +335,21 @@ impl World {
         records: &[ReservationWrite],
         fate: WriteFate,
     ) {
-        let orphan = life != self.server.life;
+        let orphan = self.node_of(life).is_none();
+        let replaced = epoch != self.store.epoch();
+        self.coverage
+            .hit_if(replaced && !orphan, Sometimes::WriteAfterTakeOver);
         let lost = matches!(fate, WriteFate::UnknownLost | WriteFate::Failed)
             || (orphan && (self.sabotage == Sabotage::EarlyAcknowledge || self.random.chance(500)));
         if orphan && lost {
             self.hit(Sometimes::LostWrite);
         }
-        let applied = !lost && self.store.write(epoch, records);
+        let kept = if self.sabotage == Sabotage::TornBatch {
+            &records[..records.len() / 2]
+        } else {
+            records
+        };
+        let applied = !lost && self.apply_records(epoch, kept);
         self.coverage
             .hit_if(!lost && !applied, Sometimes::LateWriteFenced);
         self.coverage
@@ -300,49 +378,70 @@ impl World {
         }
     }
 
-    pub(super) fn write_ended(&mut self, life: u64, write: WriteId, acknowledged: bool) {
-        if life != self.server.life {
-            return;
+    fn apply_records(&mut self, epoch: Epoch, records: &[ReservationWrite]) -> bool {
+        if self.sabotage == Sabotage::NoFence {
+            self.store.put(records);
+            self.check_fence(epoch, true);
+            return true;
         }
+        let applied = self.store.write(epoch, records);
+        self.check_fence(epoch, applied);
+        applied
+    }
+
+    pub(super) fn write_ended(&mut self, life: u64, write: WriteId, acknowledged: bool) {
+        let Some(node) = self.node_of(life) else {
+            return;
+        };
         if !acknowledged {
             // The shard gives up its epoch and claims again before it writes anything else.
-            return self.crash_server_for(0);
+            return self.end_tenure(node, 0);
         }
-        if let Some(tenure) = self.server.tenure.as_mut() {
+        if let Some(tenure) = self.servers[node].tenure.as_mut() {
             tenure.writing = false;
         }
-        self.server_inputs(vec![Input::Written { write }]);
+        self.server_inputs(node, vec![Input::Written { write }]);
     }
 
-    pub(super) fn store_settle(&mut self, epoch: Epoch) {
-        if self.store.settle(epoch) {
-            self.hit(Sometimes::Settled);
-            self.server.unsettled_crashes = 0;
-            if let Some(tenure) = self.server.tenure.as_mut() {
-                tenure.unsettled = false;
-            }
+    pub(super) fn store_settle(&mut self, life: u64, epoch: Epoch) {
+        let named = match self.sabotage {
+            Sabotage::LateSettle => self.store.epoch(),
+            _ => epoch,
+        };
+        let settled = self.store.settle(named);
+        let Some(node) = self.node_of(life) else {
+            return;
+        };
+        if !settled {
+            return self.end_tenure(node, 0);
+        }
+        self.hit(Sometimes::Settled);
+        self.unsettled_ends = 0;
+        if let Some(tenure) = self.servers[node].tenure.as_mut() {
+            tenure.unsettled = false;
         }
     }
 
-    pub(super) fn schedule_server_tick(&mut self) {
-        let Some(tenure) = self.server.tenure.as_ref() else {
+    pub(super) fn schedule_server_tick(&mut self, node: usize) {
+        let Some(tenure) = self.servers[node].tenure.as_ref() else {
             return;
         };
         let Some(deadline) = tenure.authority.next_deadline() else {
             return;
         };
-        let at = self.moment(deadline);
-        if self.server.tick_at.is_none_or(|old| at < old) {
-            self.server.tick_at = Some(at);
-            let life = self.server.life;
+        let at = self.moment(node, deadline);
+        let server = &mut self.servers[node];
+        if server.tick_at.is_none_or(|old| at < old) {
+            server.tick_at = Some(at);
+            let life = server.life;
             self.at(at, Event::ServerTick { life });
         }
     }
 
     /// The driver's timers are never early, and late by up to a millisecond.
-    fn moment(&mut self, deadline: Timestamp) -> u64 {
+    fn moment(&mut self, node: usize, deadline: Timestamp) -> u64 {
         let late = self.random.below(MILLI);
-        self.server
+        self.servers[node]
             .clock
             .moment(deadline)
             .max(self.time)
@@ -350,142 +449,42 @@ impl World {
     }
 
     pub(super) fn server_tick(&mut self, life: u64) {
-        if life != self.server.life || self.server.tick_at.is_none_or(|at| at > self.time) {
-            return;
-        }
-        self.server.tick_at = None;
-        self.server_inputs(vec![Input::Tick]);
-    }
-
-    pub(super) fn server_start(&mut self, life: u64) {
-        if life != self.server.life {
-            return;
-        }
-        let mut claim = self.store.claim();
-        if self.sabotage == Sabotage::ForgottenTenures {
-            claim.tenures_before = 0;
-        }
-        let time = self.random.around(self.shape.write_time);
-        let claim = Box::new(claim);
-        self.after(time, Event::ServerLoaded { life, claim });
-    }
-
-    pub(super) fn server_loaded(&mut self, life: u64, claim: Claim) {
-        if life != self.server.life {
-            self.coverage
-                .hit_if(claim.hand_over.is_some(), Sometimes::HandOverVoided);
-            return;
-        }
-        let now = self.server.clock.read(self.time);
-        let records = if self.sabotage == Sabotage::ForgottenRecords {
-            Vec::new()
-        } else {
-            self.store.reservations()
-        };
-        self.coverage
-            .hit_if(!records.is_empty(), Sometimes::RecordRead);
-        let mut policies = self.store.policies();
-        if self.sabotage == Sabotage::ForgottenFormers {
-            policies = policies.iter().filter_map(|p| p.cleared()).collect();
-        }
-        let applied = policies
-            .iter()
-            .map(|p| (p.id().clone(), p.changed_at()))
-            .collect();
-        let out = (0..self.buckets.len()).any(|bucket| self.spendable(bucket) > 0);
-        let taken_over = !claim.first && claim.hand_over.is_none();
-        self.coverage
-            .hit_if(taken_over && out, Sometimes::TakeOverWithLeasesOut);
-        let resumed = claim.hand_over.is_some();
-        self.coverage
-            .hit_if(resumed && out, Sometimes::HandOverWithLeasesOut);
-        let config = AuthorityConfig {
-            epoch: claim.epoch,
-            tenures_before: claim.tenures_before,
-            first_tenure: claim.first,
-            drift: self.shape.drift,
-            boot: self.server.clock.boot,
-            hash_seed: (self.random.bits(), self.random.bits()),
-            buckets_max: 1_000,
-        };
-        self.trace.note(&[4, self.time, claim.epoch.get()]);
-        let at = self.time;
-        self.trace.say(at, || {
-            format!(
-                "authority: begins {config:?}, records {records:?}, {:?}",
-                claim.hand_over
-            )
-        });
-        let authority = Authority::new(now, config, policies, records, claim.hand_over);
-        self.events += 1;
-        self.server.tenure = Some(Tenure {
-            authority,
-            epoch: claim.epoch,
-            applied,
-            streams: Default::default(),
-            unsettled: claim.tenures_before > 0,
-            writing: false,
-        });
-        for policy in 0..self.policies.len() {
-            let changed = self.follow(policy);
-            self.coverage.hit_if(changed, Sometimes::ChangedAroundCrash);
-            self.schedule_clear(policy);
-        }
-        self.schedule_server_tick();
-        self.check_everything();
-    }
-
-    /// The process dies; it starts again after a while.
-    pub(super) fn crash_server(&mut self) {
-        let down = match self.random.below(3) {
-            0 => 0,
-            1 => self.random.around(5 * MILLI),
-            _ => self.random.below(self.shape.term * 2),
-        };
-        self.crash_server_for(if self.healed { 0 } else { down });
-    }
-
-    pub(super) fn crash_server_for(&mut self, down: u64) {
-        self.server.crash_after_grant = false;
-        let Some(tenure) = self.server.tenure.take() else {
+        let Some(node) = self.node_of(life) else {
             return;
         };
-        self.hit(Sometimes::AuthorityCrash);
-        self.coverage
-            .hit_if(tenure.writing, Sometimes::CrashWithWriteInFlight);
-        if tenure.unsettled {
-            self.server.unsettled_crashes += 1;
-            self.coverage.hit_if(
-                self.server.unsettled_crashes == 1,
-                Sometimes::SecondCrashUnsettled,
-            );
-            self.coverage.hit_if(
-                self.server.unsettled_crashes == 2,
-                Sometimes::ThirdCrashUnsettled,
-            );
+        let server = &mut self.servers[node];
+        if server.tick_at.is_none_or(|at| at > self.time) {
+            return;
         }
-        let forgotten = tenure.authority.stats().buckets_forgotten > 0;
-        self.coverage.hit_if(forgotten, Sometimes::BucketForgotten);
-        self.coverage
-            .hit_if(tenure.authority.stats().pushes > 0, Sometimes::Pushed);
-        self.stop_server(down);
-        let now = self.time;
-        self.trace.say(now, || {
-            format!("authority: crashes, starts again after {down} ns")
-        });
+        server.tick_at = None;
+        self.server_inputs(node, vec![Input::Tick]);
     }
+}
 
-    pub(super) fn stop_server(&mut self, down: u64) {
-        self.server.tenure = None;
-        self.server.life += 1;
-        self.server.tick_at = None;
-        self.server.paused_until = 0;
-        let life = self.server.life;
-        self.after(down, Event::ServerStart { life });
-        for client in 0..self.clients.len() {
-            if let Link::Up(stream) = self.clients[client].link {
-                self.break_stream(client, stream);
-            }
+fn message_inputs(
+    incarnation: Incarnation,
+    stream: StreamId,
+    message: HolderMessage,
+) -> Vec<Input> {
+    let number = message.number;
+    let mut inputs = vec![Input::Anchor {
+        incarnation,
+        stream,
+        number,
+    }];
+    inputs.extend(message.introductions.into_iter().map(|introduction| {
+        let introduction = Box::new(introduction);
+        Input::Introduce {
+            incarnation,
+            stream,
+            introduction,
         }
-    }
+    }));
+    inputs.extend(message.requests.into_iter().map(|request| Input::Request {
+        incarnation,
+        stream,
+        number,
+        request,
+    }));
+    inputs
 }

@@ -4,6 +4,7 @@ use quota_core::cell::{RollBack, Spend, Tick};
 use quota_core::holder::{Cells, Input, Slot};
 use quota_core::tokens::Tokens;
 
+use super::invariants::PAST_DEADLINE;
 use super::{Event, World};
 use crate::client::{Use, Waiter};
 use crate::coverage::Sometimes;
@@ -124,7 +125,7 @@ impl World {
             let last = before.deadline.ahead_of(now) == 1;
             self.coverage.hit_if(last, Sometimes::DrainedAtLastTick);
             if !early && !before.live(now) {
-                self.fail("no spend past a deadline", format!("{before:?} at {now:?}"));
+                self.fail(PAST_DEADLINE, format!("{before:?} at {now:?}"));
             }
             self.trace.say(time, || {
                 format!("holder {client}: admits {cost} of bucket {bucket}")

@@ -2,22 +2,23 @@
 
 use quota_core::authority::{StreamId, WriteId};
 use quota_core::holder::{HolderMessage, Slot};
-use quota_core::id::{Epoch, Incarnation, MessageNumber, PolicyVersion};
+use quota_core::id::{Epoch, Incarnation, LeaseId, MessageNumber, PolicyVersion};
 use quota_core::message::Answer;
 use quota_core::record::ReservationWrite;
+use quota_core::time::Timestamp;
 
 use super::policies;
 use crate::network::Way;
 use crate::store::Claim;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum UpMessage {
     Connect,
     Message(HolderMessage),
     Disconnect,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum DownMessage {
     Accepted,
     Answers(MessageNumber, Vec<Answer>),
@@ -34,6 +35,7 @@ pub(super) enum WriteFate {
 #[derive(Debug)]
 pub(super) enum Event {
     Up {
+        node: usize,
         client: usize,
         incarnation: Incarnation,
         stream: StreamId,
@@ -54,6 +56,38 @@ pub(super) enum Event {
     ServerLoaded {
         life: u64,
         claim: Box<Claim>,
+        until: Option<Timestamp>,
+    },
+    /// The node's own timer for its tenure.
+    KeepAliveDue {
+        life: u64,
+    },
+    /// A keep-alive reaches the store.
+    KeepAlive {
+        life: u64,
+        epoch: Epoch,
+        until: Timestamp,
+    },
+    /// The store's answer to it reaches the node.
+    KeptAlive {
+        life: u64,
+        until: Timestamp,
+    },
+    /// Answers that were decided before the node stalled leave it.
+    Unstall {
+        life: u64,
+        client: usize,
+        stream: StreamId,
+        message: DownMessage,
+    },
+    /// The node and the store hear each other again.
+    StoreMended {
+        node: usize,
+    },
+    KillStarting,
+    LiarTurn,
+    LiarEnd {
+        lease: LeaseId,
     },
     Write {
         life: u64,
@@ -68,6 +102,7 @@ pub(super) enum Event {
         acknowledged: bool,
     },
     Settle {
+        life: u64,
         epoch: Epoch,
     },
     ClientTick {

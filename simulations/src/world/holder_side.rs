@@ -1,7 +1,9 @@
 //! The driver around the holder machine.
 
 use quota_core::authority::StreamId;
-use quota_core::holder::{Cause, Cells, Event as Told, Input, Slot, SlotSettings};
+use quota_core::holder::{Cause, Cells, Event as Told, HolderMessage, Input, Slot, SlotSettings};
+use quota_core::id::MessageNumber;
+use quota_core::message::Answer;
 use quota_core::time::Timestamp;
 use quota_core::tokens::Tokens;
 
@@ -25,7 +27,7 @@ impl World {
     }
 
     /// Drains what the machine has to say, to callers and to the authority.
-    fn pump(&mut self, client: usize) {
+    pub(super) fn pump(&mut self, client: usize) {
         loop {
             while let Some(told) = self.clients[client].holder.poll_event() {
                 self.told(client, told);
@@ -176,13 +178,19 @@ impl World {
                         return;
                     }
                     self.see_replacement(client, &answer);
-                    self.client_input(client, Input::Answer { anchor, answer });
+                    self.see_crossing(client, anchor, &answer);
+                    let again = self.random.chance(self.shape.repeated_per_mille);
+                    if again {
+                        self.repeat_answer(client, anchor, answer);
+                    } else {
+                        self.client_input(client, Input::Answer { anchor, answer });
+                    }
                 }
             }
         }
     }
 
-    fn see_replacement(&mut self, client: usize, answer: &quota_core::message::Answer) {
+    fn see_replacement(&mut self, client: usize, answer: &Answer) {
         let Some(grant) = answer.grant else { return };
         let node = &self.clients[client];
         let slots = (0..node.uses.len()).filter_map(|n| u32::try_from(n).ok());
@@ -194,7 +202,7 @@ impl World {
 
     fn send_up(&mut self, client: usize, stream: StreamId, message: UpMessage) {
         if let UpMessage::Message(sent) = &message {
-            self.clients[client].newest = sent.number;
+            self.note_sent(client, sent);
         }
         let fate = self.network.send(
             self.time,
@@ -207,16 +215,14 @@ impl World {
         if fate.breaks {
             return self.break_stream(client, stream);
         }
-        let copy = match &message {
-            UpMessage::Connect => UpMessage::Connect,
-            UpMessage::Message(message) => UpMessage::Message(message.clone()),
-            UpMessage::Disconnect => UpMessage::Disconnect,
-        };
+        let node = self.clients[client].node;
+        let copy = message.clone();
         for (arrival, message) in fate.arrivals.into_iter().zip([message, copy]) {
             if let Some(at) = arrival {
                 self.at(
                     at,
                     Event::Up {
+                        node,
                         client,
                         incarnation,
                         stream,
@@ -227,6 +233,31 @@ impl World {
         }
     }
 
+    fn note_sent(&mut self, client: usize, message: &HolderMessage) {
+        let node = &mut self.clients[client];
+        let number = message.number;
+        node.newest = number;
+        for request in &message.requests {
+            let (key, sequence) = (request.key, request.sequence);
+            match node.sent.iter_mut().find(|(k, _, _)| *k == key) {
+                Some((_, last, messages)) if *last == sequence => messages[1] = number,
+                Some(entry) => *entry = (key, sequence, [number; 2]),
+                None => node.sent.push((key, sequence, [number; 2])),
+            }
+        }
+    }
+
+    /// An answer to a request that has been repeated since: the repetition crossed it.
+    fn see_crossing(&mut self, client: usize, anchor: MessageNumber, answer: &Answer) {
+        let sent = self.clients[client].sent.iter();
+        let crossed = sent
+            .filter(|(key, sequence, _)| (*key, *sequence) == (answer.key, answer.sequence))
+            .any(|(_, _, [first, last])| *first <= anchor && anchor < *last);
+        let granted = answer.grant.is_some_and(|g| !g.granted.is_zero());
+        self.coverage
+            .hit_if(crossed && granted, Sometimes::RetryCrossed);
+    }
+
     pub(super) fn connect(&mut self, client: usize, life: u64) {
         let node = &mut self.clients[client];
         if life != node.life || !node.alive || matches!(node.link, Link::Up(_)) {
@@ -235,6 +266,8 @@ impl World {
         self.streams += 1;
         let stream = StreamId::new(self.streams);
         node.link = Link::Connecting(stream);
+        node.sent.clear();
+        self.clients[client].node = self.draw_node();
         self.send_up(client, stream, UpMessage::Connect);
         let patience = 8 * self.shape.network.delay + self.random.around(20 * MILLI);
         self.after(
@@ -245,6 +278,20 @@ impl World {
                 stream,
             },
         );
+    }
+
+    /// Holders know which node owns the shard, but not always.
+    pub(super) fn draw_node(&mut self) -> usize {
+        if self.servers.len() == 1 {
+            return 0;
+        }
+        let owner = self.owner().unwrap_or_default();
+        let stray = if self.healed { 50 } else { 200 };
+        if self.random.chance(stray) {
+            self.servers.len() - 1 - owner
+        } else {
+            owner
+        }
     }
 
     /// A stream ends; each side notices in its own time.
@@ -269,9 +316,11 @@ impl World {
         );
         let incarnation = self.clients[client].holder.incarnation();
         let message = UpMessage::Disconnect;
+        let node = self.clients[client].node;
         self.after(
             there,
             Event::Up {
+                node,
                 client,
                 incarnation,
                 stream,

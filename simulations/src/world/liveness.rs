@@ -7,9 +7,11 @@
 use quota_core::time::{NANOS_PER_SECOND, Term};
 use quota_core::tokens::Tokens;
 
+use super::invariants::{SERVED, UTILISATION};
 use super::policies::Step;
 use super::{Event, World};
 use crate::client::Waiter;
+use crate::coverage::Sometimes;
 use crate::shape::MILLI;
 
 /// Callers that each holder keeps waiting at each bucket.
@@ -30,8 +32,15 @@ impl World {
     pub(super) fn heal(&mut self) {
         self.healed = true;
         self.network.heal();
-        self.server.crash_after_grant = false;
-        self.server.paused_until = self.time;
+        self.silence_liar();
+        for node in 0..self.servers.len() {
+            let server = &mut self.servers[node];
+            server.crash_after_grant = false;
+            server.paused_until = self.time;
+            server.stalled_until = self.time;
+            server.cut_until = self.time;
+            self.store_mended(node);
+        }
         for client in &mut self.clients {
             client.paused_until = self.time;
         }
@@ -47,7 +56,8 @@ impl World {
         self.check_everything();
         let terms = self.policies.iter().map(|p| p.term.as_nanos());
         let longest = terms.max().unwrap_or_default();
-        self.after(3 * longest + 2_000 * MILLI, Event::Measure);
+        let tenure = 2 * self.shape.tenure.unwrap_or_default();
+        self.after(3 * longest + tenure + 2_000 * MILLI, Event::Measure);
     }
 
     /// Callers come and wait at every bucket that can serve them in reasonable time.
@@ -56,6 +66,7 @@ impl World {
         let mut before = Vec::new();
         for bucket in 0..self.buckets.len() {
             let measured = self.is_measurable(bucket);
+            self.coverage.hit_if(measured, Sometimes::Measured);
             before.push(measured.then(|| self.buckets[bucket].ideal.admitted()));
         }
         for client in 0..self.clients.len() {
@@ -80,14 +91,16 @@ impl World {
     }
 
     fn is_measurable(&mut self, bucket: usize) -> bool {
-        let now = self.server.clock.read(self.time);
-        let Some(tenure) = self.server.tenure.as_mut() else {
+        let Some((_, view)) = self.look(bucket) else {
             return false;
         };
-        let address = self.buckets[bucket].address.clone();
-        let Some(view) = tenure.authority.inspect(now, &address) else {
+        // A flood may have left no room for a bucket that is not there yet.
+        let node = self.owner().expect("it was looked at");
+        let tenure = self.servers[node].tenure.as_ref();
+        let present = tenure.map_or(0, |t| t.authority.stats().buckets);
+        if view.unseen && present + 6 >= u64::from(self.shape.buckets_max) {
             return false;
-        };
+        }
         view.available >= 0
             && view.ghost.is_zero()
             && self.grants_arrive(bucket)
@@ -175,6 +188,7 @@ impl World {
     pub(super) fn end(&mut self) {
         self.ended = true;
         self.check_everything();
+        self.check_flood_forgotten();
         let Some(measuring) = self.measuring.take() else {
             return;
         };
@@ -196,15 +210,13 @@ impl World {
                 .max();
             if late.is_some_and(|late| late > bound) {
                 let address = self.buckets[bucket].address.clone();
-                let now = self.server.clock.read(self.time);
-                let tenure = self.server.tenure.as_mut();
-                let view = tenure.and_then(|t| t.authority.inspect(now, &address));
+                let view = self.look(bucket).map(|(_, view)| view);
                 let incarnation = self.clients[client].holder.incarnation();
                 let text = format!(
                     "{address}: holder {client} ({incarnation}) waits for {late:?} ns, more than \
                      {bound} ns; {view:?}"
                 );
-                return self.fail("every claimant is served", text);
+                return self.fail(SERVED, text);
             }
         }
     }
@@ -227,7 +239,7 @@ impl World {
                  {policy:?}",
                 self.shape.clients
             );
-            self.fail("utilisation returns", text);
+            self.fail(UTILISATION, text);
         }
     }
 

@@ -11,7 +11,7 @@ use super::{Event, World};
 use crate::client::Use;
 use crate::coverage::Sometimes;
 use crate::oracle::IdealLimit;
-use crate::shape::{draw_limit, redraw_rest};
+use crate::shape::{draw_limit, redraw_lease, redraw_rest};
 
 /// One act of an administrator.
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ pub(super) fn make_legal(spec: &mut PolicySpec) {
 }
 
 impl World {
-    fn last_spec(&self, policy: usize) -> PolicySpec {
+    pub(super) fn last_spec(&self, policy: usize) -> PolicySpec {
         let history = self.store.policy(&self.policies[policy].id);
         let last = history.and_then(|h| h.versions().next());
         last.map_or_else(
@@ -61,6 +61,14 @@ impl World {
             redraw_rest(&mut self.random, &mut spec, self.shape.term);
         }
         spec.cost.max = (self.shape.cost_max > 1).then_some(self.shape.cost_max);
+        make_legal(&mut spec);
+        spec
+    }
+
+    /// A change of nothing but the lease settings.
+    pub(super) fn draw_lease_settings(&mut self, policy: usize) -> PolicySpec {
+        let mut spec = self.last_spec(policy);
+        redraw_lease(&mut self.random, &mut spec, self.shape.term);
         make_legal(&mut spec);
         spec
     }
@@ -130,16 +138,18 @@ impl World {
     }
 
     fn tell_all(&mut self, policy: usize) {
-        let delay = self.random.around(self.shape.network.delay);
-        let life = self.server.life;
-        self.after(
-            delay,
-            Event::PolicyTold {
-                policy,
-                client: None,
-                life,
-            },
-        );
+        for node in 0..self.servers.len() {
+            let delay = self.random.around(self.shape.network.delay);
+            let life = self.servers[node].life;
+            self.after(
+                delay,
+                Event::PolicyTold {
+                    policy,
+                    client: None,
+                    life,
+                },
+            );
+        }
         for client in 0..self.clients.len() {
             let delay = self.random.around(self.shape.network.delay * 4);
             let life = self.clients[client].life;
@@ -159,13 +169,17 @@ impl World {
         if let Some(client) = client {
             return self.holder_told(policy, client, life);
         }
-        if life != self.server.life {
+        let Some(node) = self.node_of(life) else {
+            return;
+        };
+        // Who is cut off from the store is told when it hears it again.
+        if self.servers[node].cut_until > self.time || !self.holds_tenure(node) {
             return;
         }
         let Some(history) = self.store.policy(&self.policies[policy].id).cloned() else {
             return;
         };
-        let Some(tenure) = self.server.tenure.as_mut() else {
+        let Some(tenure) = self.servers[node].tenure.as_mut() else {
             return;
         };
         tenure
@@ -173,8 +187,8 @@ impl World {
             .insert(history.id().clone(), history.changed_at());
         self.follow(policy);
         let history = Box::new(history);
-        self.server_inputs(vec![Input::ApplyPolicy { history }]);
-        self.schedule_clear(policy);
+        self.server_inputs(node, vec![Input::ApplyPolicy { history }]);
+        self.schedule_clear(node, policy);
     }
 
     fn holder_told(&mut self, policy: usize, client: usize, life: u64) {
@@ -255,7 +269,7 @@ impl World {
 
     /// Former versions may be cleared when this owner, which follows the newest, has outlived
     /// them.
-    pub(super) fn schedule_clear(&mut self, policy: usize) {
+    pub(super) fn schedule_clear(&mut self, node: usize, policy: usize) {
         let Some(history) = self.store.policy(&self.policies[policy].id) else {
             return;
         };
@@ -263,7 +277,7 @@ impl World {
         if history.former().is_empty() || wait == Term::ZERO {
             return;
         }
-        let (version, life) = (history.changed_at(), self.server.life);
+        let (version, life) = (history.changed_at(), self.servers[node].life);
         // On the owner's own clock, which may be slow.
         let wait = wait.scale_up(5, 4).as_nanos();
         self.after(
@@ -278,12 +292,13 @@ impl World {
 
     pub(super) fn policy_clear(&mut self, policy: usize, version: PolicyVersion, life: u64) {
         let id = self.policies[policy].id.clone();
-        let Some(history) = self.store.policy(&id) else {
+        let (Some(node), Some(history)) = (self.node_of(life), self.store.policy(&id)) else {
             return;
         };
-        let followed =
-            self.server.tenure.as_ref().and_then(|t| t.applied.get(&id)) == Some(&version);
-        if life != self.server.life || history.changed_at() != version || !followed {
+        let tenure = self.servers[node].tenure.as_ref();
+        let followed = tenure.and_then(|t| t.applied.get(&id)) == Some(&version);
+        // Every owner has to have applied the newest version: so this must be the owner.
+        if history.changed_at() != version || !followed || self.owner() != Some(node) {
             return;
         }
         self.hit(Sometimes::FormersCleared);
@@ -299,7 +314,11 @@ impl World {
                     },
                 );
             }
-            None => self.store.forget_policy(&id),
+            None => {
+                self.hit(Sometimes::PolicyForgotten);
+                self.store.forget_policy(&id);
+                self.server_inputs(node, vec![Input::ForgetPolicy { id }]);
+            }
         }
     }
 }

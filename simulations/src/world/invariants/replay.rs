@@ -1,0 +1,77 @@
+//! If the owner died now: an authority that began from the store alone must be safe, must assume
+//! to be out at least what is out, and must not have more than the live one.
+//!
+//! It may have one token more. Certain refill since a record counts in whole tokens; an owner that
+//! recovered from the record lost a part of one, and a successor that recovers from the same record
+//! later gets that part again. And an owner that owes the rest of a block, which its predecessor had
+//! booked and not granted, may owe more than a successor that finds the record void and takes the
+//! bucket for an unseen one. Both stay below the ideal bucket, which is checked to the token.
+
+use quota_core::authority::{Authority, BucketView};
+
+use super::{BOOKED, REPLAY, World};
+use crate::coverage::Sometimes;
+use crate::store::Claim;
+
+impl World {
+    /// Imagines a successor and compares it with the owner.
+    pub(super) fn check_successor(&mut self) {
+        if self.failure.is_some() {
+            return;
+        }
+        let Some(node) = self.owner() else { return };
+        let claim = Claim {
+            epoch: self.store.epoch().next(),
+            tenures_before: self.store.tenures(),
+            first: false,
+            hand_over: None,
+        };
+        let now = self.servers[node].clock.read(self.time);
+        let (policies, records) = (self.store.policies(), self.store.reservations());
+        let config = self.config(node, &claim);
+        let mut successor = Authority::new(now, config, policies, records, None);
+        self.hit(Sometimes::Successor);
+        for bucket in 0..self.buckets.len() {
+            let Some((_, live)) = self.look(bucket) else {
+                continue;
+            };
+            let address = &self.buckets[bucket].address;
+            if let Some(next) = successor.inspect(now, address) {
+                self.compare(bucket, &live, &next);
+            }
+        }
+    }
+
+    fn compare(&mut self, bucket: usize, live: &BucketView, next: &BucketView) {
+        let in_hand = self.in_hand(bucket);
+        let text = || {
+            format!(
+                "{}: in hand {in_hand}; live: available {}, outstanding {}, ghost {}, version {}; \
+                 a successor's: available {}, ghost {}, version {}",
+                live.bucket,
+                live.available,
+                live.outstanding,
+                live.ghost,
+                live.version,
+                next.available,
+                next.ghost,
+                next.version
+            )
+        };
+        // Not the live ghost: it may count a block that was booked and never granted.
+        let out = live.outstanding.get().max(in_hand);
+        if out > next.ghost.get() {
+            return self.fail(BOOKED, text());
+        }
+        // Another version may be stored that the owner, and so the ideal bucket, has not been told
+        // of yet.
+        let ideal_now = self.ideal_now();
+        let ideal = self.buckets[bucket].ideal.level(ideal_now);
+        let ideal = ideal.expect("time never goes back");
+        let over = next.available + i128::from(in_hand) > ideal;
+        let more = next.available > (live.available + 1).max(0);
+        if live.version == next.version && (more || over) {
+            self.fail(REPLAY, format!("{}, ideal {ideal}", text()));
+        }
+    }
+}
