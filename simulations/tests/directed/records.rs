@@ -79,6 +79,28 @@ fn a_handed_over_lease_goes_on_and_its_retry_grants_nothing() {
     assert_eq!((again.lease, again.granted), (grant.lease, grant.granted));
 }
 
+/// Rule 15: the rest of the old block may be granted under the new record, so that counts it too.
+#[test]
+fn without_a_further_record_no_more_is_granted_than_the_last_one_booked() {
+    let mut rig = Rig::first(spec(1_600, 1, RESERVED));
+    rig.connect(1, "a");
+    rig.ask(1, 1, None, 3);
+    rig.written();
+    let (mut lease, mut record) = (None, None);
+    for sequence in 2..150 {
+        let grants = rig.answers.iter().rev();
+        lease = { grants }
+            .find_map(|(_, a)| a.grant)
+            .map_or(lease, |g| Some(g.lease));
+        rig.ask(1, sequence, lease, 3);
+        if record.is_none() && !rig.writes.is_empty() {
+            record = rig.written()[0].reservation;
+        }
+    }
+    let (record, out) = (record.expect("a second record"), rig.view("a").outstanding);
+    assert_eq!(out, record.exposure, "all that was booked, and no more");
+}
+
 /// Rule 15: whatever was granted since a record, a crash gives nothing back.
 #[test]
 fn a_crash_never_gives_a_block_back() {

@@ -33,16 +33,16 @@ fn a_second_crash_within_a_term_counts_both_exposures() {
 /// Rule 13: unseen after a take-over is empty, whenever it is first seen.
 #[test]
 fn a_bucket_first_seen_late_is_what_prompt_replay_makes_of_it() {
-    let history = rig::created(spec(100, 10, VOLATILE));
+    let history = rig::created(spec(100, 100, VOLATILE));
     let claim = Claim {
         epoch: 2,
         tenures: 1,
         ..Claim::default()
     };
     let mut rig = Rig::begin(0, claim, history);
-    rig.at(3_000).connect(1, "a");
-    // 20 free under the ghost of 80: full at 2 s if the ghost had not ended at 1.25 s.
-    assert_eq!(rig.view("a").available, 30);
+    rig.at(1_500).connect(1, "a");
+    // The 20 that the ghost leaves free, and what came in the quarter second since its end.
+    assert_eq!(rig.view("a").available, 45);
 }
 
 /// Rule 14: refill is certain only on the same boot.
@@ -51,7 +51,8 @@ fn a_record_of_another_boot_is_not_refilled_for_the_downtime() {
     let mut rig = Rig::first(spec(100, 10, RESERVED));
     rig.connect(1, "a");
     rig.ask(1, 1, None, 1);
-    let record = rig.written()[0].reservation.expect("a record");
+    let mut record = rig.written()[0].reservation.expect("a record");
+    record.used = Tokens::new(50);
     let recovered = |boot| {
         let mut record = record;
         record.stamp.boot = boot;
