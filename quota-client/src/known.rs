@@ -5,13 +5,14 @@
 //! after its reads has read one writer's values. See Boehm, "Can seqlocks get along with
 //! programming language memory models?" (MSPC 2012).
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
 use quota_core::holder::Slot;
 use quota_core::tokens::Tokens;
 
 use crate::fingerprint::Fingerprint;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// No generation of rules: nothing is known.
 const NOTHING: u64 = u64::MAX;
@@ -89,7 +90,7 @@ impl Known {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

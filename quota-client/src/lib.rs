@@ -43,31 +43,62 @@
 //! `on_outage = "local"` acts as `closed`; `first_touch = "admit"` acts as `wait`; the action
 //! `defer` acts as `reject`, with the caller's own deadline. Each is the stricter reading.
 
+#![cfg_attr(
+    loom,
+    allow(dead_code, reason = "what uses the lock-free parts is not built")
+)]
+
 pub mod clock;
 
+// Under loom the crate is what is lock-free, with its models in `interleavings`: the runtime and
+// the transport do not build there.
+#[cfg(not(loom))]
 mod client;
+#[cfg(not(loom))]
 mod config;
+#[cfg(not(loom))]
 mod decide;
+#[cfg(not(loom))]
 mod decision;
+#[cfg(not(loom))]
 mod driver;
 mod fingerprint;
+#[cfg(not(loom))]
 mod handle;
+#[cfg(all(test, loom))]
+mod interleavings;
 mod known;
 mod names;
+#[cfg(not(loom))]
 mod plan;
+#[cfg(not(loom))]
 mod policies;
+#[cfg(not(loom))]
 mod rules;
 mod seats;
+#[cfg(not(loom))]
 mod shared;
+#[cfg(not(loom))]
 mod stats;
+#[cfg(not(loom))]
 mod stream;
+mod stripes;
+mod sync;
 mod table;
+#[cfg(not(loom))]
 mod wait;
+#[cfg(not(loom))]
 mod waiters;
 
+#[cfg(not(loom))]
 pub use client::QuotaClient;
+#[cfg(not(loom))]
 pub use config::{Config, ConfigError};
+#[cfg(not(loom))]
 pub use decision::{Decision, LimitView, Outcome, Reason};
+#[cfg(not(loom))]
 pub use handle::Handle;
+#[cfg(not(loom))]
 pub use shared::Link;
+#[cfg(not(loom))]
 pub use stats::Stats;

@@ -1,13 +1,8 @@
 //! What the client did, counted.
-//!
-//! Each thread counts in a stripe of its own, with plain loads and stores: a locked operation per
-//! decision would cost about as much as the debit itself. Threads without a seat share one more
-//! stripe. Reading adds the stripes up.
-
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::decision::{Outcome, Reason};
-use crate::seats::{self, SEATS};
+use crate::seats;
+use crate::stripes::Stripes;
 
 const COUNTERS: usize = 16;
 
@@ -92,25 +87,8 @@ const fn outcome_index(outcome: Outcome) -> usize {
     }
 }
 
-#[repr(align(128))]
 #[derive(Debug, Default)]
-struct Stripe([AtomicU64; COUNTERS]);
-
-#[derive(Debug)]
-pub(crate) struct Counters {
-    /// By seat; only the thread in the seat writes.
-    own: [Stripe; SEATS],
-    common: Stripe,
-}
-
-impl Default for Counters {
-    fn default() -> Self {
-        Self {
-            own: std::array::from_fn(|_| Stripe::default()),
-            common: Stripe::default(),
-        }
-    }
-}
+pub(crate) struct Counters(Stripes<COUNTERS>);
 
 impl Counters {
     /// Counts one decision about a request.
@@ -126,22 +104,11 @@ impl Counters {
 
     #[inline]
     fn add_at(&self, index: usize, amount: u64) {
-        if let Some(seat) = seats::mine() {
-            let counter = &self.own[seat].0[index];
-            counter.store(counter.load(Relaxed).wrapping_add(amount), Relaxed);
-        } else {
-            self.common.0[index].fetch_add(amount, Relaxed);
-        }
-    }
-
-    fn total(&self, index: usize) -> u64 {
-        let stripes = self.own.iter().chain([&self.common]);
-        let counts = stripes.map(|stripe| stripe.0[index].load(Relaxed));
-        counts.fold(0, u64::wrapping_add)
+        self.0.add(seats::mine(), index, amount);
     }
 
     pub(crate) fn read(&self, keys: u64, keys_max: u64) -> Stats {
-        let outcome = |outcome| self.total(outcome_index(outcome));
+        let outcome = |outcome| self.0.total(outcome_index(outcome));
         let refused = |reason| outcome(Outcome::Refused(reason));
         Stats {
             allowed: outcome(Outcome::Allowed),
@@ -156,10 +123,10 @@ impl Counters {
             invalid_key: refused(Reason::InvalidKey),
             closed: refused(Reason::Closed),
             unknown_policy: refused(Reason::UnknownPolicy),
-            open_tokens: self.total(Counter::OpenTokens.index()),
-            rollbacks: self.total(Counter::Rollbacks.index()),
-            rollbacks_lost: self.total(Counter::RollbacksLost.index()),
-            connects: self.total(Counter::Connects.index()),
+            open_tokens: self.0.total(Counter::OpenTokens.index()),
+            rollbacks: self.0.total(Counter::Rollbacks.index()),
+            rollbacks_lost: self.0.total(Counter::RollbacksLost.index()),
+            connects: self.0.total(Counter::Connects.index()),
             keys,
             keys_max,
         }
@@ -169,6 +136,7 @@ impl Counters {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::seats::SEATS;
 
     #[test]
     fn counts_of_all_threads_add_up() {

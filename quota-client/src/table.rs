@@ -22,8 +22,7 @@
 //! hold, and a later insertion finds room. One that takes the last room of both sets names one in
 //! advance.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 use quota_core::cell::{Debit, Ended, Exhausted, LeaseCell, Receipt, RollBack, Tick};
 use quota_core::holder::{Cells, Slot};
@@ -33,9 +32,15 @@ use quota_core::tokens::Tokens;
 
 use crate::clock;
 use crate::fingerprint::Fingerprint;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::{Mutex, MutexGuard};
 
 /// Entries of one set.
+#[cfg(not(loom))]
 const WAYS: usize = 8;
+/// Each entry that a model looks at multiplies its interleavings.
+#[cfg(loom)]
+const WAYS: usize = 1;
 /// A key stays in its first set while that holds fewer than this.
 const FIRST_SET_KEEPS: usize = 4;
 /// Most keys that one table may be made for; slots are 32-bit numbers.
@@ -445,5 +450,5 @@ fn slot(place: usize) -> Slot {
     Slot::new(u32::try_from(place).expect("bounded by the keys limit"))
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
