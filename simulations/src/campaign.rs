@@ -1,4 +1,6 @@
-//! Many seeds: spread over threads, gathered into one verdict.
+//! Many seeds: spread over threads, gathered into one verdict; and a failing one, shrunk.
+
+pub mod shrink;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,12 +10,46 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::Serialize;
 
 use crate::coverage::Coverage;
-use crate::world::{self, Failure, Sabotage};
+use crate::world::{self, Failure, Plan, Sabotage};
 
 /// The command that replays a seed.
 #[must_use]
 pub fn replay_command(seed: u64) -> String {
-    format!("cargo run --release -p simulations -- safety --seed {seed} --trace")
+    replay_plan(&Plan::of_seed(seed, Sabotage::None))
+}
+
+/// The command that replays a plan.
+#[must_use]
+pub fn replay_plan(plan: &Plan) -> String {
+    let mut command = format!(
+        "cargo run --release -p simulations -- safety --seed {}",
+        plan.seed
+    );
+    let mut add = |argument: String| {
+        command.push(' ');
+        command.push_str(&argument);
+    };
+    if plan.salt > 0 {
+        add(format!("--salt {}", plan.salt));
+    }
+    if !plan.without.is_empty() {
+        let flags: Vec<String> = plan.without.iter().map(|fault| fault.flag()).collect();
+        add(format!("--without {}", flags.join(",")));
+    }
+    if let Some(clients) = plan.clients {
+        add(format!("--clients {clients}"));
+    }
+    if let Some(policies) = plan.policies {
+        add(format!("--policies {policies}"));
+    }
+    if plan.calm {
+        add("--calm".to_owned());
+    }
+    if let Some(until) = plan.until {
+        add(format!("--until {until}"));
+    }
+    add("--trace".to_owned());
+    command
 }
 
 /// One seed that broke something.

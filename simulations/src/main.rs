@@ -9,7 +9,8 @@ use std::time::Instant;
 use clap::{Parser, Subcommand};
 use serde_json::json;
 use simulations::campaign::{self, Verdict};
-use simulations::world::{self, Sabotage};
+use simulations::shape::{FAULTS, Fault};
+use simulations::world::{self, Plan, Sabotage};
 
 /// Drives the shipped core through a virtual world that tries to break its promise.
 #[derive(Debug, Parser)]
@@ -45,8 +46,59 @@ enum Command {
         #[arg(long)]
         threads: Option<usize>,
         #[command(flatten)]
+        part: Part,
+        #[command(flatten)]
         mutants: mutants::Options,
     },
+}
+
+/// What of a seed's world is run; the commands that replay a shrunk seed use it.
+#[derive(Debug, clap::Args)]
+struct Part {
+    /// Look for a short trace of the seed's failure and print the command that replays it.
+    #[arg(long, requires = "seed", conflicts_with = "trace")]
+    shrink: bool,
+    /// Another course of events in the seed's world.
+    #[arg(long, requires = "seed", default_value_t = 0)]
+    salt: u64,
+    /// Faults that do not strike, separated by commas; their names are those of the report, with
+    /// hyphens.
+    #[arg(long, requires = "seed", value_delimiter = ',', value_parser = fault)]
+    without: Vec<Fault>,
+    /// At most so many holders.
+    #[arg(long, requires = "seed")]
+    clients: Option<u64>,
+    /// At most so many policies.
+    #[arg(long, requires = "seed")]
+    policies: Option<usize>,
+    /// No message is lost, doubled or slow; nobody is preempted; no request needs two buckets.
+    #[arg(long, requires = "seed")]
+    calm: bool,
+    /// End the run at this moment, in nanoseconds of virtual time.
+    #[arg(long, requires = "seed")]
+    until: Option<u64>,
+}
+
+impl Part {
+    fn plan(self, seed: u64) -> Plan {
+        Plan {
+            salt: self.salt,
+            without: self.without,
+            clients: self.clients,
+            policies: self.policies,
+            calm: self.calm,
+            until: self.until,
+            ..Plan::of_seed(seed, Sabotage::None)
+        }
+    }
+}
+
+fn fault(flag: &str) -> Result<Fault, String> {
+    let known = FAULTS.iter().find(|fault| fault.flag() == flag);
+    known.copied().ok_or_else(|| {
+        let flags: Vec<String> = FAULTS.iter().map(|fault| fault.flag()).collect();
+        format!("no fault has this name; they are: {}", flags.join(", "))
+    })
 }
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -57,6 +109,7 @@ fn main() -> anyhow::Result<ExitCode> {
         trace,
         json,
         threads,
+        part,
         mutants,
     } = Arguments::parse().command;
     let available = std::thread::available_parallelism().map_or(1, usize::from);
@@ -67,17 +120,18 @@ fn main() -> anyhow::Result<ExitCode> {
     if !trace {
         std::panic::set_hook(Box::new(|_| {}));
     }
-    if let Some(seed) = seed.filter(|_| trace) {
-        let outcome = world::run(seed, Sabotage::None, true);
-        println!(
-            "seed {seed}: {} events, trace hash {:016x}",
-            outcome.events, outcome.hash
-        );
-        if let Some(failure) = &outcome.failure {
-            println!("VIOLATED: {} ({})", failure.invariant, failure.what);
-            return Ok(ExitCode::FAILURE);
+    if let Some(seed) = seed {
+        let shrinks = part.shrink;
+        let plan = part.plan(seed);
+        if shrinks {
+            return Ok(shrink(&plan));
         }
-        return Ok(ExitCode::SUCCESS);
+        if trace || plan != Plan::of_seed(seed, Sabotage::None) {
+            return Ok(replay(Plan {
+                print: trace,
+                ..plan
+            }));
+        }
     }
     let range = seed.map_or(first..first.saturating_add(seeds), |seed| seed..seed + 1);
     let threads = threads.unwrap_or(available);
@@ -99,11 +153,46 @@ fn main() -> anyhow::Result<ExitCode> {
     })
 }
 
+fn replay(plan: Plan) -> ExitCode {
+    let outcome = world::run_plan(&plan);
+    println!(
+        "seed {}: {} events, trace hash {:016x}",
+        plan.seed, outcome.events, outcome.hash
+    );
+    match &outcome.failure {
+        Some(failure) => {
+            println!("VIOLATED: {} ({})", failure.invariant, failure.what);
+            ExitCode::FAILURE
+        }
+        None => ExitCode::SUCCESS,
+    }
+}
+
+fn shrink(plan: &Plan) -> ExitCode {
+    let Some(shrunk) = campaign::shrink::shrink(plan) else {
+        println!("seed {} violates nothing", plan.seed);
+        return ExitCode::SUCCESS;
+    };
+    println!(
+        "VIOLATED: {} ({})",
+        shrunk.failure.invariant, shrunk.failure.what
+    );
+    println!(
+        "{} events instead of {}, after {} runs:",
+        shrunk.events, shrunk.events_before, shrunk.runs
+    );
+    println!("    {}", campaign::replay_plan(&shrunk.plan));
+    ExitCode::FAILURE
+}
+
 /// Only the report's speed needs the machine's clock; no run ever sees it.
 #[expect(clippy::disallowed_methods, reason = "the one clock of this program")]
 fn clock() -> Instant {
     Instant::now()
 }
+
+/// So many seeds should reach every situation: one that they do not is a hole in the world.
+const REACHED_AFTER: u64 = 1_000;
 
 fn report(verdict: &Verdict, seconds: f64, threads: usize) {
     println!("{:>12}  times reached", "");
@@ -112,6 +201,10 @@ fn report(verdict: &Verdict, seconds: f64, threads: usize) {
     }
     for (name, count) in &verdict.faults {
         println!("{count:>12}  fault: {name}");
+    }
+    let unreached: Vec<&str> = verdict.coverage.unreached().collect();
+    if !unreached.is_empty() && verdict.seeds >= REACHED_AFTER {
+        println!("NEVER REACHED: {}", unreached.join("; "));
     }
     for broken in &verdict.violations {
         println!(
@@ -142,6 +235,7 @@ fn as_json(verdict: &Verdict) -> serde_json::Value {
         "events": verdict.events,
         "faults": verdict.faults,
         "coverage": coverage,
+        "unreached": verdict.coverage.unreached().collect::<Vec<_>>(),
         "violations": verdict.violations,
         "hash": format!("{:016x}", verdict.hash),
     })
