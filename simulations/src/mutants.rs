@@ -164,14 +164,23 @@ impl Run<'_> {
         // Threads that are left over run seeds.
         let spare = (threads / workers).max(1);
         let queue = Mutex::new(VecDeque::from(mutants));
+        let mut copies = vec![Scratch::new(self.root, kind, spare)?];
+        if kind == Kind::Core {
+            copies[0].build().context("the unchanged copy")?;
+        }
+        for _ in 1..workers {
+            copies.push(copies[0].another(self.root)?);
+        }
         std::thread::scope(|scope| {
-            let started: Vec<_> = (0..workers)
-                .map(|worker| {
+            let started: Vec<_> = copies
+                .into_iter()
+                .enumerate()
+                .map(|(worker, scratch)| {
                     let queue = &queue;
                     scope.spawn(move || -> anyhow::Result<()> {
-                        let scratch = Scratch::new(self.root, kind, spare)?;
-                        let checked = if worker == 0 { seeds } else { 0 };
-                        self.baseline(&scratch, checked)?;
+                        if worker == 0 && kind == Kind::Core {
+                            self.baseline(&scratch, seeds)?;
+                        }
                         loop {
                             let next = queue.lock().expect("no worker panicked").pop_front();
                             let Some(mutant) = next else { return Ok(()) };
@@ -191,9 +200,6 @@ impl Run<'_> {
 
     /// The unchanged copy passes everything that the mutants are judged by.
     fn baseline(&self, scratch: &Scratch, seeds: u64) -> anyhow::Result<()> {
-        if scratch.kind() == Kind::Everything {
-            return Ok(());
-        }
         let built = scratch.build().context("the unchanged copy")?;
         let failed = built.directed()?;
         ensure!(

@@ -106,8 +106,12 @@ impl Scratch {
         Ok(scratch)
     }
 
-    pub(super) fn kind(&self) -> Kind {
-        self.kind
+    /// Another copy, which starts from what this one has built of other people's packages.
+    pub(super) fn another(&self, root: &Path) -> anyhow::Result<Self> {
+        let other = Self::new(root, self.kind, self.threads)?;
+        let target = other.directory.join("target");
+        copy_tree(&self.directory.join("target"), &target)?;
+        Ok(other)
     }
 
     /// Puts the mistake in, looks who notices, and takes it out again.
@@ -325,6 +329,7 @@ fn errors_of(ran: &Ran) -> String {
     }
 }
 
+/// Copies a directory with the times of its files, by which cargo knows what is built.
 fn copy_tree(from: &Path, to: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from).with_context(|| format!("{}", from.display()))? {
@@ -332,11 +337,12 @@ fn copy_tree(from: &Path, to: &Path) -> anyhow::Result<()> {
         let name = path.file_name().unwrap_or_default();
         let target = to.join(name);
         if path.is_dir() {
-            if name != "target" && name != "mutants" || path.ends_with("src/mutants") {
-                copy_tree(&path, &target)?;
-            }
+            copy_tree(&path, &target)?;
         } else {
             fs::copy(&path, &target)?;
+            let changed = fs::metadata(&path)?.modified()?;
+            let copy = fs::File::options().write(true).open(&target)?;
+            copy.set_modified(changed)?;
         }
     }
     Ok(())
