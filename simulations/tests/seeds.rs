@@ -1,7 +1,9 @@
 //! Some hundred seeds of the world, and the proof that its checks can fail.
 
 use simulations::campaign;
-use simulations::world::{self, Sabotage};
+use simulations::campaign::shrink::shrink;
+use simulations::shape::FAULTS;
+use simulations::world::{self, Plan, Sabotage};
 
 /// Invariants that speak of what must happen, not of what must never happen.
 const LIVENESS: &[&str] = &["every claimant is served", "utilisation returns"];
@@ -54,6 +56,21 @@ fn the_number_of_threads_changes_nothing() {
     assert_eq!(run(1), run(3));
 }
 
+#[test]
+fn a_failing_seed_shrinks_to_a_short_replayable_trace() {
+    let fails = |plan: &Plan| world::run_plan(plan).failure.is_some();
+    let of_seed = |seed| Plan::of_seed(seed, Sabotage::ForgottenTenures);
+    let plan = (0..50).map(of_seed).find(fails).expect("one of them fails");
+    let shrunk = shrink(&plan).expect("it fails");
+    println!("{}", campaign::replay_plan(&shrunk.plan));
+    assert!(shrunk.events <= shrunk.events_before);
+    assert!(shrunk.plan.without.len() > FAULTS.len() / 2, "{shrunk:?}");
+    let again = world::run_plan(&shrunk.plan);
+    assert_eq!(again.failure.as_ref(), Some(&shrunk.failure));
+    assert_eq!(again.events, shrunk.events);
+    assert!(shrink(&Plan::of_seed(0, Sabotage::None)).is_none());
+}
+
 /// How many seeds it takes until a sabotaged world breaks a safety invariant.
 fn seeds_to_catch(sabotage: Sabotage, most: u64) -> (u64, &'static str) {
     for seed in 0..most {
@@ -71,19 +88,19 @@ fn each_sabotage_of_the_world_is_caught() {
         (Sabotage::StricterOracle, 20),
         (Sabotage::NewestAnchor, 60),
         (Sabotage::SlowHolders, 100),
-        (Sabotage::HolderClockStops, 100),
+        (Sabotage::HolderClockStops, 300),
         (Sabotage::AuthorityClockStops, 100),
-        (Sabotage::ForgottenTenures, 50),
+        (Sabotage::ForgottenTenures, 100),
         (Sabotage::ForgottenRecords, 50),
         (Sabotage::ForgottenFormers, 100),
         (Sabotage::HandOverTwice, 100),
         (Sabotage::EarlyAcknowledge, 100),
         (Sabotage::TornBatch, 100),
         (Sabotage::NoFence, 100),
-        (Sabotage::LateSettle, 100),
-        (Sabotage::TenureFromAnswer, 300),
+        (Sabotage::LateSettle, 300),
+        (Sabotage::TenureFromAnswer, 1000),
         (Sabotage::TenureUnchecked, 100),
-        (Sabotage::ClockBeforeDebit, 600),
+        (Sabotage::ClockBeforeDebit, 1000),
         (Sabotage::LiarSpendsReturns, 100),
     ] {
         let (seeds, invariant) = seeds_to_catch(sabotage, most);

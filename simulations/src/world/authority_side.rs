@@ -156,7 +156,10 @@ impl World {
                 }
                 Effect::Write { write, records } => self.begin_write(node, write, records),
                 Effect::Settle => {
-                    let time = self.store_delay(node);
+                    let mut time = self.store_delay(node);
+                    if self.sabotage == Sabotage::LateSettle {
+                        time += self.shape.term;
+                    }
                     let (life, epoch) = (self.servers[node].life, self.epoch_of(node));
                     self.after(time, Event::Settle { life, epoch });
                 }

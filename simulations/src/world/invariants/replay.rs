@@ -58,8 +58,12 @@ impl World {
                 next.version
             )
         };
-        // Not the live ghost: it may count a block that was booked and never granted.
-        let out = live.outstanding.get().max(in_hand);
+        // The live ghost may count a block that was booked and never granted; a successor that finds
+        // the record void does not. Without a change of policy no record is void.
+        let initial = live.version.get() <= u64::try_from(self.policies.len()).expect("few");
+        let unchanged = initial && live.version == next.version;
+        let counted = if unchanged { live.ghost.get() } else { 0 };
+        let out = (live.outstanding.get() + counted).max(in_hand);
         if out > next.ghost.get() {
             return self.fail(BOOKED, text());
         }
