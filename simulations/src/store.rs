@@ -138,6 +138,12 @@ impl ModelStore {
             .collect()
     }
 
+    /// One bucket's reservation.
+    #[must_use]
+    pub fn reservation(&self, bucket: &BucketAddress) -> Option<&Reservation> {
+        self.reservations.get(bucket)
+    }
+
     /// The version that the next policy write carries.
     pub fn next_version(&mut self) -> PolicyVersion {
         self.revision += 1;

@@ -61,6 +61,8 @@ struct Held {
     claimed: (Tokens, Tokens),
     /// What the message that is being handled claims, and whether it gives the lease up.
     claims: Option<(Tokens, Tokens, bool)>,
+    /// What had been granted when that message came.
+    granted_then: Tokens,
     /// In true time: when the authority takes back the rest.
     reclaim: u64,
     /// In true time: when an honest holder has stopped spending.
@@ -351,6 +353,7 @@ impl World {
             }
             let lied = request.spent.max(request.returned) > held.granted;
             self.coverage.hit_if(lied, Sometimes::LiedAboveGranted);
+            held.granted_then = held.granted;
             held.claims = Some((request.spent, request.returned, request.release));
             held.claimed.0 = held.claimed.0.max(request.spent);
             held.claimed.1 = held.claimed.1.max(request.returned);
@@ -388,6 +391,7 @@ impl World {
                 returned: Tokens::ZERO,
                 claimed: (Tokens::ZERO, Tokens::ZERO),
                 claims: None,
+                granted_then: Tokens::ZERO,
                 reclaim: 0,
                 deadline: 0,
                 known: true,
@@ -414,8 +418,11 @@ impl World {
         }
         let leases: Vec<LeaseId> = self.liar.leases.keys().copied().collect();
         for lease in leases {
-            if self.liar.leases[&lease].known {
+            let held = self.liar.leases[&lease];
+            if held.known && self.owner().is_some() {
                 self.liar_look(lease);
+            } else if held.known && held.claims.is_some() {
+                self.liar_merge(lease, held);
             }
         }
         for held in self.liar.leases.values_mut() {
@@ -450,6 +457,27 @@ impl World {
         let entry = self.liar.leases.get_mut(&lease).expect("looked up above");
         (entry.spent, entry.returned) = (seen.spent, seen.returned);
         entry.reclaim = reclaim;
+        self.liar_used(held.bucket, spent, returned);
+    }
+
+    /// The owner died of the batch in which it merged a report, so that nobody can be asked: merged
+    /// by the rule, by maximum and clamped to what was granted. What was returned may have been
+    /// granted again in the same batch.
+    fn liar_merge(&mut self, lease: LeaseId, held: Held) {
+        let Some((spent, returned, release)) = held.claims else {
+            return;
+        };
+        let granted = held.granted_then;
+        let spent = spent.max(held.spent).min(granted.less(held.returned));
+        let returned = returned.max(held.returned).min(granted.less(spent));
+        if release {
+            self.liar.leases.remove(&lease);
+            let rest = held.granted.less(returned).less(held.spent);
+            return self.liar_used(held.bucket, rest, returned.less(held.returned));
+        }
+        let entry = self.liar.leases.get_mut(&lease).expect("looked up above");
+        (entry.spent, entry.returned) = (spent, returned);
+        let (spent, returned) = (spent.less(held.spent), returned.less(held.returned));
         self.liar_used(held.bucket, spent, returned);
     }
 

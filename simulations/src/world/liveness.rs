@@ -243,7 +243,7 @@ impl World {
         }
     }
 
-    /// True if what may be out at a time is used up many times in a round trip, so that no
+    /// True if what may be out at a time is used up within a round trip, so that no
     /// authority could serve the rate; or, for reserved buckets, what one write books while that
     /// write and a round trip take: a sixteenth of the capacity, so that a crash costs no more.
     fn is_narrow(&self, bucket: usize) -> bool {
@@ -257,7 +257,7 @@ impl World {
         let trip = Term::from_nanos(12 * self.shape.network.delay + 20 * MILLI);
         let write = Term::from_nanos(2 * self.shape.write_time);
         let block = limit.capacity().scale_down(1, 16).max(Tokens::ONE);
-        limit.rate().tokens_in(trip) > cap
+        limit.rate().tokens_in(trip) >= cap
             || (limit.is_reserved() && limit.rate().tokens_in(write + trip) > block)
     }
 }

@@ -1,11 +1,11 @@
 //! If the owner died now: an authority that began from the store alone must be safe, must assume
 //! to be out at least what is out, and must not have more than the live one.
 //!
-//! It may have one token more. Certain refill since a record counts in whole tokens; an owner that
-//! recovered from the record lost a part of one, and a successor that recovers from the same record
-//! later gets that part again. And an owner that owes the rest of a block, which its predecessor had
-//! booked and not granted, may owe more than a successor that finds the record void and takes the
-//! bucket for an unseen one. Both stay below the ideal bucket, which is checked to the token.
+//! The last is said of buckets whose record the owner has made itself, and of those without one. An
+//! owner that recovered from an older record, or went on from a hand-over on another machine, has
+//! lost what was not certain then: parts of a token, the time between the tenures, a block that was
+//! booked and not granted. A successor that recovers from the same record on the same boot may know
+//! better. Both stay below the ideal bucket, which is checked to the token in any case.
 
 use quota_core::authority::{Authority, BucketView};
 
@@ -73,9 +73,21 @@ impl World {
         let ideal = self.buckets[bucket].ideal.level(ideal_now);
         let ideal = ideal.expect("time never goes back");
         let over = next.available + i128::from(in_hand) > ideal;
-        let more = next.available > (live.available + 1).max(0);
+        let more = self.has_own_record(bucket) && next.available > live.available.max(0);
         if live.version == next.version && (more || over) {
             self.fail(REPLAY, format!("{}, ideal {ideal}", text()));
         }
+    }
+
+    /// True unless the bucket's record is older than the owner's tenure.
+    fn has_own_record(&self, bucket: usize) -> bool {
+        let Some(node) = self.owner() else {
+            return false;
+        };
+        let clock = self.servers[node].clock;
+        let record = self.store.reservation(&self.buckets[bucket].address);
+        record.is_none_or(|record| {
+            record.stamp.boot == clock.boot && record.stamp.at >= clock.read(self.begun_at)
+        })
     }
 }
