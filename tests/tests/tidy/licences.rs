@@ -1,14 +1,17 @@
 //! Licences, bans and sources of `deny.toml`, checked without cargo-deny.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::packages::metadata;
+use crate::packages::metadata_of;
 use crate::{expect_none, root};
 
 fn deny() -> toml::Table {
     let text = std::fs::read_to_string(root().join("deny.toml")).expect("deny.toml can be read");
     text.parse().expect("deny.toml is TOML")
 }
+
+/// The workspaces of this tree. The fuzzer has its own, since its builds have other flags.
+const WORKSPACES: [&str; 2] = ["Cargo.toml", "tests/fuzz/Cargo.toml"];
 
 fn list<'a>(table: &'a toml::Table, section: &str, name: &str) -> &'a [toml::Value] {
     table[section][name].as_array().expect("a list")
@@ -110,12 +113,26 @@ fn every_dependency_has_an_allowed_licence_and_source_and_is_not_banned() {
         "the lists are not empty"
     );
 
-    let metadata = metadata();
+    let excepted: BTreeMap<String, Vec<String>> = list(&deny, "licenses", "exceptions")
+        .iter()
+        .map(|exception| {
+            let licences = exception["allow"].as_array().expect("a list").iter();
+            (text(&exception["crate"]), licences.map(text).collect())
+        })
+        .collect();
+    let mut packages = Vec::new();
+    for workspace in WORKSPACES {
+        let mut metadata = metadata_of(workspace);
+        let more = metadata["packages"].as_array_mut().expect("a list");
+        packages.append(more);
+    }
     let mut findings = Vec::new();
-    for package in metadata["packages"].as_array().expect("a list") {
+    for package in &packages {
         let name = package["name"].as_str().expect("a name");
-        let licence = package["license"].as_str().unwrap_or("no licence at all");
-        if !is_met(&licence.replace("no licence at all", "none"), &allowed) {
+        let licence = package["license"].as_str().unwrap_or("none");
+        let mut allowed = allowed.clone();
+        allowed.extend(excepted.get(name).into_iter().flatten().map(String::as_str));
+        if !is_met(licence, &allowed) {
             findings.push(format!(
                 "{name}: {licence} is not among the allowed licences"
             ));
@@ -127,6 +144,10 @@ fn every_dependency_has_an_allowed_licence_and_source_and_is_not_banned() {
         if source.is_some_and(|source| !registries.iter().any(|registry| registry == source)) {
             findings.push(format!("{name}: comes from {source:?}"));
         }
+    }
+    let used = |name: &String| packages.iter().any(|package| package["name"] == **name);
+    for name in excepted.keys().filter(|name| !used(name)) {
+        findings.push(format!("{name}: an exception for no dependency"));
     }
     expect_none("dependencies that deny.toml does not allow", &findings);
 }

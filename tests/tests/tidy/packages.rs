@@ -74,7 +74,19 @@ fn cargo(arguments: &[&str]) -> String {
 
 /// Everything that cargo knows of the workspace and its dependencies.
 pub(crate) fn metadata() -> Value {
-    let json = cargo(&["metadata", "--format-version", "1", "--locked"]);
+    metadata_of("Cargo.toml")
+}
+
+/// The same for the workspace of this manifest.
+pub(crate) fn metadata_of(manifest: &str) -> Value {
+    let json = cargo(&[
+        "metadata",
+        "--format-version",
+        "1",
+        "--locked",
+        "--manifest-path",
+        manifest,
+    ]);
     serde_json::from_str(&json).expect("cargo prints JSON")
 }
 
