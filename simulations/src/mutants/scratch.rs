@@ -18,7 +18,7 @@ use serde_json::Value;
 use super::{Catcher, Mutant, Outcome, Seeds};
 
 /// A build, or a run of the directed schedules, that takes longer hangs.
-const BUILD_LIMIT: Duration = Duration::from_secs(900);
+const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 const TEST_LIMIT: Duration = Duration::from_secs(120);
 /// So does a round of seeds.
 const SEEDS_LIMIT: Duration = Duration::from_secs(300);
@@ -159,9 +159,10 @@ impl Scratch {
 
     fn by_package(&self, mutant: &Mutant, arguments: &[String]) -> anyhow::Result<Judged> {
         let mut build = self.cargo("test");
-        build.arg("--no-run").args(arguments);
+        build.args(["--quiet", "--no-run"]).args(arguments);
         let built = output(build, BUILD_LIMIT)?;
         ensure!(built.success, "it does not build:\n{}", built.errors);
+        // Not quietly: the tests that fail are to be named.
         let mut run = self.cargo("test");
         run.args(arguments);
         let ran = output(run, TEST_LIMIT)?;
@@ -173,7 +174,7 @@ impl Scratch {
     /// Builds the directed schedules and the program that runs seeds.
     pub(super) fn build(&self) -> anyhow::Result<Built> {
         let mut command = self.cargo("build");
-        command.args(["-p", "simulations", "--bin", "simulations"]);
+        command.args(["--quiet", "-p", "simulations", "--bin", "simulations"]);
         command.args(["--test", "directed", "--message-format", "json"]);
         let built = output(command, BUILD_LIMIT)?;
         ensure!(built.success, "it does not build:\n{}", errors_of(&built));
@@ -197,7 +198,7 @@ impl Scratch {
     fn cargo(&self, verb: &str) -> Command {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = Command::new(cargo);
-        command.arg(verb).args(["--offline", "--quiet"]);
+        command.arg(verb).arg("--offline");
         command.current_dir(&self.directory);
         // Never the tree's own build directory: stale artefacts of two trees look alike.
         command.env("CARGO_TARGET_DIR", self.directory.join("target"));
