@@ -6,4 +6,5 @@ mod authority {
     mod grants;
     mod policies;
     mod restarts;
+    mod views;
 }

@@ -11,6 +11,7 @@
 //! - `policies`, `change`: versions, and what an unseen bucket is
 //! - `restart`: take-over and hand-over
 //! - `sweep`: forgetting buckets that nothing distinguishes from new ones
+//! - `view`, `top`, `preview`: what an operator can see
 
 mod bucket;
 mod change;
@@ -19,12 +20,14 @@ mod input;
 mod lease;
 mod ledger;
 mod policies;
+mod preview;
 mod queue;
 mod reserve;
 mod restart;
 mod serve;
 mod sizing;
 mod sweep;
+mod top;
 mod view;
 mod write;
 
@@ -33,6 +36,7 @@ use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 pub use self::input::{Effect, Input, StreamId, WriteId};
+pub use self::top::{Holding, Slice, TopBucket, TopOrder, TopQuery};
 pub use self::view::{BucketView, LeaseView, PolicyStats, Stats};
 
 use self::bucket::{Bucket, Buckets};
@@ -41,6 +45,7 @@ use self::lease::{Lease, Leases};
 use self::policies::Policies;
 use self::reserve::{Reserve, Writes};
 use self::sweep::Sweep;
+use self::top::Busiest;
 use crate::id::{Epoch, Incarnation, KeyNumber, LeaseId, MessageNumber, Sequence};
 use crate::key::{BucketAddress, Key};
 use crate::message::{Answer, Grant, Introduction, LeaseRequest, Refusal, Status};
@@ -83,6 +88,7 @@ pub struct Authority {
     sweep: Sweep,
     stats: Stats,
     waiting: u64,
+    busiest: Busiest,
 }
 
 /// How long a holder is told to wait when the shard is full.
@@ -287,6 +293,7 @@ impl Authority {
                 return self.refuse(holder, request, Refusal::UnknownKey, effects);
             }
         };
+        self.note_message(now, slot);
         self.settle(slot, now);
         self.report(slot, holder, request);
         let incarnation = self.holders.get(holder).incarnation;
@@ -299,7 +306,9 @@ impl Authority {
         } else if request.want.is_zero() {
             self.extend(now, slot, holder, request, effects);
         } else {
+            let before = effects.len();
             self.ask(now, slot, holder, request, effects);
+            self.note_decision(slot, request, effects.get(before..));
         }
         // The report may have made room for those who wait.
         self.serve(now, slot, effects);

@@ -11,6 +11,7 @@ use super::ledger::Ledger;
 use super::policies::{self, Beginning, Policies};
 use super::reserve::{self, Reserve, Writes};
 use super::sweep::Sweep;
+use super::top::Busiest;
 use super::{Authority, AuthorityConfig, Stats};
 use crate::key::BucketAddress;
 use crate::level::Level;
@@ -62,6 +63,7 @@ impl Authority {
             sweep: Sweep::new(now),
             stats: Stats::default(),
             waiting: 0,
+            busiest: Busiest::default(),
         };
         let mut records: BTreeMap<BucketAddress, Reservation> = reservations.into_iter().collect();
         authority.stats.records_read = u64::try_from(records.len()).unwrap_or(u64::MAX);

@@ -120,8 +120,8 @@ pub struct LeaseView {
     pub demand: u64,
     /// Until it may be reclaimed.
     pub reclaim_in: Term,
-    /// Since the holder's last message.
-    pub anchor_age: Term,
+    /// Since the holder's newest message; `None` if this tenure has not heard it.
+    pub anchor_age: Option<Term>,
 }
 
 impl Authority {
@@ -195,7 +195,7 @@ impl Authority {
                 returned: lease.returned(),
                 demand: u64::from(lease.demand),
                 reclaim_in: lease.reclaim_at.since(now),
-                anchor_age: now.since(holder.heard_at),
+                anchor_age: (holder.heard_at > Timestamp::ZERO).then(|| now.since(holder.heard_at)),
             }
         });
         let mut views: Vec<LeaseView> = views.collect();
