@@ -174,6 +174,7 @@ impl Server {
             policies: desk,
             items: Arc::new(Semaphore::new(ITEMS_WAITING_MAX)),
             calls: Arc::new(Semaphore::new(CALLS_MAX)),
+            surveys: Semaphore::new(1),
             keys_max: config.limits.keys_per_stream_max,
             answers_max: ANSWERS_MAX,
             started,

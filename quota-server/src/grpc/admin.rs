@@ -1,5 +1,8 @@
 //! Policies and inspection. Calls that are laid out for later answer UNIMPLEMENTED by default.
 
+mod survey;
+mod tune;
+
 use std::sync::Arc;
 
 use prost::Message as _;
@@ -90,10 +93,7 @@ impl Admin for AdminService {
     ) -> Result<Response<wire::ListPoliciesResponse>, Status> {
         let call = request.into_inner();
         let after = page_token(&call.page_token)?;
-        let size = match usize::try_from(call.page_size).unwrap_or(usize::MAX) {
-            0 => PAGE_DEFAULT,
-            size => size.min(PAGE_MAX),
-        };
+        let size = page_size(call.page_size);
         let snapshot = self.node.policies.snapshot();
         let wanted = snapshot.current().filter(|policy| {
             let id = policy.id();
@@ -145,6 +145,33 @@ impl Admin for AdminService {
         Ok(Response::new(inspected(&bucket, shard, policy, view)))
     }
 
+    async fn tune_lease(
+        &self,
+        request: Request<wire::TuneLeaseRequest>,
+    ) -> Result<Response<wire::TuneLeaseResponse>, Status> {
+        tune::tune(self, request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn top_buckets(
+        &self,
+        request: Request<wire::TopBucketsRequest>,
+    ) -> Result<Response<wire::TopBucketsResponse>, Status> {
+        survey::top_buckets(&self.node, request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn list_holders(
+        &self,
+        request: Request<wire::ListHoldersRequest>,
+    ) -> Result<Response<wire::ListHoldersResponse>, Status> {
+        survey::list_holders(&self.node, &request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
     async fn stats(
         &self,
         _request: Request<wire::StatsRequest>,
@@ -189,6 +216,14 @@ impl Admin for AdminService {
 
 fn policy_id(id: Option<wire::PolicyId>) -> Result<PolicyId, Malformed> {
     decode_policy_id("id", id.ok_or_else(|| Malformed::missing("id"))?)
+}
+
+/// The entries of a page, as asked for: none said, or too many, is no mistake.
+fn page_size(asked: u32) -> usize {
+    match usize::try_from(asked).unwrap_or(usize::MAX) {
+        0 => PAGE_DEFAULT,
+        size => size.min(PAGE_MAX),
+    }
 }
 
 /// The last policy of the page before. Names have no slash.
@@ -274,6 +309,8 @@ fn lease_view(lease: &LeaseView) -> wire::LeaseView {
         returned: lease.returned.get(),
         reclaim_in: Some(encode_term(lease.reclaim_in)),
         demand: lease.demand,
+        held: lease.granted.less(lease.spent + lease.returned).get(),
+        anchor_age: lease.anchor_age.map(encode_term),
     }
 }
 

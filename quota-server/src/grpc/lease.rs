@@ -26,6 +26,7 @@ use crate::node::event::{Event, Part};
 use crate::node::outbox::{Outbox, Parcel};
 use crate::node::route::Routes;
 use crate::node::shard::turn_away;
+use crate::node::streams::About;
 
 /// How long a caller may take to say hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
@@ -102,7 +103,7 @@ impl Reader {
 
     /// Reads until the holder closes the stream.
     async fn read(&mut self) -> Result<(), Status> {
-        let Some((incarnation, welcome)) = self.shake_hands().await? else {
+        let Some((incarnation, about, welcome)) = self.shake_hands().await? else {
             return Ok(());
         };
         // A holder that is welcome counts its earlier failures as over, so one for whom there is
@@ -110,7 +111,9 @@ impl Reader {
         let entered = self
             .node
             .streams
-            .enter(incarnation, &self.outbox, || self.outbox.welcome(welcome))
+            .enter(incarnation, &self.outbox, about, || {
+                self.outbox.welcome(welcome);
+            })
             .inspect_err(|_| {
                 self.metrics.busy.inc();
             })?;
@@ -139,8 +142,9 @@ impl Reader {
         Ok(())
     }
 
-    /// The handshake, and what to say once the stream has its place. `None` if the caller closes the stream instead.
-    async fn shake_hands(&mut self) -> Result<Option<(Incarnation, Welcome)>, Status> {
+    /// The handshake, and what to say once the stream has its place. `None` if the caller closes
+    /// the stream instead.
+    async fn shake_hands(&mut self) -> Result<Option<(Incarnation, About, Welcome)>, Status> {
         let first = tokio::time::timeout(HELLO_WITHIN, self.next())
             .await
             .map_err(|_| {
@@ -169,7 +173,13 @@ impl Reader {
             version = hello.client_version,
             "a holder said hello"
         );
-        Ok(Some((hello.incarnation, welcome)))
+        let about = About {
+            client_name: hello.client_name,
+            client_version: hello.client_version,
+            protocol,
+            since: clock::now(),
+        };
+        Ok(Some((hello.incarnation, about, welcome)))
     }
 
     /// The next message; `None` once the holder has closed the stream.

@@ -1,8 +1,11 @@
 //! What reaches a shard's task.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use quota_core::authority::{BucketView, PolicyStats, Stats, StreamId};
+use quota_core::authority::{
+    BucketView, Holding, PolicyStats, Slice, Stats, StreamId, TopBucket, TopQuery,
+};
 use quota_core::id::{Incarnation, MessageNumber};
 use quota_core::key::{BucketAddress, PolicyId};
 use quota_core::message::{Introduction, LeaseRequest};
@@ -37,6 +40,31 @@ pub(crate) enum Event {
     Forget {
         /// Which.
         id: PolicyId,
+    },
+    /// Say what would be out and owed if this history were in force.
+    Preview {
+        /// The policy.
+        history: Box<PolicyHistory>,
+        /// The answer.
+        reply: oneshot::Sender<Applied>,
+    },
+    /// Look over a slice of the buckets for those that stand out.
+    Top {
+        /// For what.
+        query: TopQuery,
+        /// From which slot on.
+        from: u32,
+        /// The answer.
+        reply: oneshot::Sender<Slice<TopBucket>>,
+    },
+    /// Look over a slice of the buckets for what these holders have.
+    Holdings {
+        /// Whose.
+        of: Arc<BTreeSet<Incarnation>>,
+        /// From which slot on.
+        from: u32,
+        /// The answer.
+        reply: oneshot::Sender<Slice<Holding>>,
     },
     /// Look at a bucket. `None`: no such policy, or not a key of it.
     Inspect {

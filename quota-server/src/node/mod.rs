@@ -9,6 +9,7 @@
 //! - [`visit`]: a single call as a holder of its own
 //! - [`policies`]: storing policies and putting them in force
 //! - [`readiness`]: whether everything serves
+//! - [`survey`]: looking over all buckets without stalling their shards
 //! - [`totals`]: what a shard counted over all its tenures
 //!
 //! Nothing here decides about leases, and nothing here knows gRPC but its status codes.
@@ -22,6 +23,7 @@ pub(crate) mod shard;
 #[cfg(test)]
 mod shard_tests;
 pub(crate) mod streams;
+mod survey;
 mod tenure;
 pub(crate) mod totals;
 pub(crate) mod visit;
@@ -65,6 +67,8 @@ pub(crate) struct Node {
     pub(crate) items: Arc<Semaphore>,
     /// Room for single calls under way.
     pub(crate) calls: Arc<Semaphore>,
+    /// The turn of surveys, one at a time.
+    pub(crate) surveys: Semaphore,
     /// Keys that one stream may introduce.
     pub(crate) keys_max: u32,
     /// Answers that may wait to be read by one stream.

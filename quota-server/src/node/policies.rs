@@ -243,10 +243,7 @@ impl PolicyTask {
             });
         };
         if request.dry_run {
-            let applied = Applied {
-                outstanding: self.outstanding(&id).await,
-                ..Applied::default()
-            };
+            let applied = self.preview(&history).await;
             let version = current.map_or(0, PolicyVersion::get);
             return Ok(Changed {
                 version,
@@ -404,18 +401,23 @@ impl PolicyTask {
         )))
     }
 
-    /// What holders have in hand of a policy in this process' tenures, from its running totals.
-    async fn outstanding(&self, id: &PolicyId) -> quota_core::tokens::Tokens {
-        let mut out = 0_u64;
-        for report in super::reports(&self.shards).await.into_iter().flatten() {
-            let of_policy = report.policies.iter().find(|(policy, _)| policy == id);
-            let held = of_policy.map_or(0, |(_, stats)| {
-                let gone = stats.spent + stats.returned + stats.reclaimed;
-                stats.granted.saturating_sub(gone)
-            });
-            out = out.saturating_add(held);
+    /// What would be out and owed if a history were in force, in the shards that serve.
+    async fn preview(&self, history: &PolicyHistory) -> Applied {
+        let mut replies = Vec::with_capacity(self.shards.len());
+        for shard in &self.shards {
+            let (reply, replied) = oneshot::channel();
+            let history = Box::new(history.clone());
+            // A shard whose task is gone drops the event, and with it the reply.
+            let _ = shard.send(Event::Preview { history, reply }).await;
+            replies.push(replied);
         }
-        quota_core::tokens::Tokens::new(out)
+        let mut sum = Applied::default();
+        for replied in replies {
+            let one = replied.await.unwrap_or_default();
+            sum.outstanding += one.outstanding;
+            sum.owed += one.owed;
+        }
+        sum
     }
 
     /// Clears former versions whose grants are over.

@@ -236,7 +236,12 @@ impl ShardTask {
             // No grant follows an older version: the next tenure begins with the newest.
             Event::Apply { applied, .. } => drop(applied.send(Applied::default())),
             // Dropping the reply says so; the next tenure begins without a forgotten policy.
-            Event::Forget { .. } | Event::Inspect { .. } | Event::Report { .. } => {}
+            Event::Forget { .. }
+            | Event::Inspect { .. }
+            | Event::Preview { .. }
+            | Event::Top { .. }
+            | Event::Holdings { .. }
+            | Event::Report { .. } => {}
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use quota_core::authority::StreamId;
 use quota_core::id::Incarnation;
-use quota_core::time::Term;
+use quota_core::time::{Term, Timestamp};
 use quota_wire::convert::notice::{GoAway, GoAwayReason, PolicyNotice};
 use tokio::sync::Notify;
 use tonic::Status;
@@ -18,8 +18,29 @@ use super::outbox::Outbox;
 pub(crate) struct Streams {
     streams_max: usize,
     last: AtomicU64,
-    open: Mutex<HashMap<Incarnation, (StreamId, Arc<Outbox>)>>,
+    open: Mutex<HashMap<Incarnation, Open>>,
     closed: Notify,
+}
+
+/// One open stream.
+#[derive(Debug)]
+struct Open {
+    stream: StreamId,
+    outbox: Arc<Outbox>,
+    about: About,
+}
+
+/// Who is at the other end of a stream.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct About {
+    /// As it named itself.
+    pub(crate) client_name: String,
+    /// As it named itself.
+    pub(crate) client_version: String,
+    /// The protocol version that is spoken.
+    pub(crate) protocol: u32,
+    /// When it connected.
+    pub(crate) since: Timestamp,
 }
 
 /// An entry in the list of open streams, which ends with it.
@@ -55,6 +76,7 @@ impl Streams {
         self: &Arc<Self>,
         incarnation: Incarnation,
         outbox: &Arc<Outbox>,
+        about: About,
         accept: impl FnOnce(),
     ) -> Result<Entered, Status> {
         let mut open = self.open();
@@ -68,9 +90,17 @@ impl Streams {
         accept();
         // Drawn under the lock, so that of two streams the one that stays has the higher number.
         let stream = self.next_id();
-        let before = open.insert(incarnation, (stream, Arc::clone(outbox)));
+        let entry = Open {
+            stream,
+            outbox: Arc::clone(outbox),
+            about,
+        };
+        let before = open.insert(incarnation, entry);
         drop(open);
-        if let Some((_, replaced)) = before {
+        if let Some(Open {
+            outbox: replaced, ..
+        }) = before
+        {
             let message = "the same incarnation opened another stream";
             replaced.go_away(GoAway {
                 reason: GoAwayReason::Replaced,
@@ -90,6 +120,26 @@ impl Streams {
     /// How many are open.
     pub(crate) fn count(&self) -> usize {
         self.open().len()
+    }
+
+    /// The holders after this one by incarnation, at most so many, and whether there are more.
+    /// Costs a look at every stream.
+    pub(crate) fn page(
+        &self,
+        after: Option<Incarnation>,
+        most: usize,
+    ) -> (Vec<(Incarnation, About)>, bool) {
+        let open = self.open();
+        let mut later: Vec<Incarnation> = open
+            .keys()
+            .copied()
+            .filter(|incarnation| after.is_none_or(|after| *incarnation > after))
+            .collect();
+        later.sort_unstable();
+        let more = later.len() > most;
+        later.truncate(most);
+        let about = |incarnation| (incarnation, open[&incarnation].about.clone());
+        (later.into_iter().map(about).collect(), more)
     }
 
     /// True if the incarnation has a stream open here.
@@ -132,11 +182,11 @@ impl Streams {
     fn outboxes(&self) -> Vec<Arc<Outbox>> {
         self.open()
             .values()
-            .map(|(_, outbox)| Arc::clone(outbox))
+            .map(|open| Arc::clone(&open.outbox))
             .collect()
     }
 
-    fn open(&self) -> MutexGuard<'_, HashMap<Incarnation, (StreamId, Arc<Outbox>)>> {
+    fn open(&self) -> MutexGuard<'_, HashMap<Incarnation, Open>> {
         // Nothing in here panics half-way.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -155,7 +205,7 @@ impl Drop for Entered {
         // A newer stream of the same incarnation may have taken the place.
         if open
             .get(&self.incarnation)
-            .is_some_and(|(stream, _)| *stream == self.stream)
+            .is_some_and(|open| open.stream == self.stream)
         {
             open.remove(&self.incarnation);
         }
@@ -173,10 +223,10 @@ mod tests {
         let streams = Arc::new(Streams::new(1));
         let (old, new) = (Arc::new(Outbox::new(1)), Arc::new(Outbox::new(1)));
         let first = streams
-            .enter(Incarnation::new(7), &old, || ())
+            .enter(Incarnation::new(7), &old, About::default(), || ())
             .expect("room");
         let second = streams
-            .enter(Incarnation::new(7), &new, || ())
+            .enter(Incarnation::new(7), &new, About::default(), || ())
             .expect("its own place");
         assert!(second.stream() > first.stream());
         old.ended().await;
@@ -192,11 +242,37 @@ mod tests {
         let streams = Arc::new(Streams::new(1));
         let outbox = Arc::new(Outbox::new(1));
         let _first = streams
-            .enter(Incarnation::new(7), &outbox, || ())
+            .enter(Incarnation::new(7), &outbox, About::default(), || ())
             .expect("room");
         let refused = streams
-            .enter(Incarnation::new(8), &outbox, || ())
+            .enter(Incarnation::new(8), &outbox, About::default(), || ())
             .expect_err("full");
         assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+    }
+
+    #[test]
+    fn holders_are_paged_by_incarnation() {
+        let streams = Arc::new(Streams::new(10));
+        let outbox = Arc::new(Outbox::new(1));
+        let enter = |number| {
+            let about = About {
+                client_name: format!("gateway {number}"),
+                ..About::default()
+            };
+            let incarnation = Incarnation::new(number);
+            streams
+                .enter(incarnation, &outbox, about, || ())
+                .expect("room")
+        };
+        let _open: Vec<Entered> = [9, 3, 7, 5].map(enter).into();
+        let numbers = |after, most| {
+            let (page, more) = streams.page(after, most);
+            let numbers: Vec<u64> = page.iter().map(|(number, _)| number.get()).collect();
+            (numbers, more)
+        };
+        assert_eq!(numbers(None, 2), (vec![3, 5], true));
+        assert_eq!(numbers(Some(Incarnation::new(5)), 2), (vec![7, 9], false));
+        assert_eq!(numbers(Some(Incarnation::new(9)), 2), (vec![], false));
+        assert_eq!(streams.page(None, 1).0[0].1.client_name, "gateway 3");
     }
 }

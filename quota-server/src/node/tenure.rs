@@ -130,6 +130,16 @@ impl Tenure {
             Event::Inspect { bucket, reply } => {
                 let _ = reply.send(self.authority.inspect(now, &bucket));
             }
+            Event::Preview { history, reply } => {
+                let (outstanding, owed) = self.authority.preview_policy(now, &history);
+                let _ = reply.send(Applied { outstanding, owed });
+            }
+            Event::Top { query, from, reply } => {
+                let _ = reply.send(self.authority.top_buckets(now, &query, from));
+            }
+            Event::Holdings { of, from, reply } => {
+                let _ = reply.send(self.authority.holdings(now, &of, from));
+            }
             Event::Report { reply } => {
                 let _ = reply.send(self.report(totals));
             }

@@ -2,6 +2,7 @@
 
 mod abuse;
 mod admin;
+mod operate;
 mod restart;
 mod single;
 mod stream;

@@ -14,6 +14,7 @@ fn lasting(seen: &wire::InspectBucketResponse) -> wire::InspectBucketResponse {
         reclaim_in: None,
         // Asked for anew by the next message.
         demand: 0,
+        anchor_age: None,
         ..*lease
     };
     wire::InspectBucketResponse {
@@ -60,6 +61,7 @@ async fn a_stop_and_a_start_keep_the_exact_state() {
         assert_eq!(lasting(&after), lasting(before));
         assert!(after.available >= before.available, "{after:?}\n{before:?}");
         assert!(after.outstanding == 3 && after.known);
+        assert_eq!(after.leases[0].anchor_age, None, "it was not heard yet");
     }
     // The holder goes on with its leases, and a repeat is still a repeat.
     let mut holder = Holder::connect(&server, 7).await;

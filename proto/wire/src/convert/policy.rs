@@ -275,15 +275,26 @@ pub fn decode_lease_spec(
     path: &str,
     lease: Option<wire::LeaseSpec>,
 ) -> Result<LeaseSpec, Malformed> {
-    let lease = lease.unwrap_or_default();
-    let default = LeaseSpec::default();
+    tune_lease_spec(path, lease.unwrap_or_default(), &LeaseSpec::default())
+}
+
+/// The section `lease` of a policy with the parts that `lease`, from the field `path`, changes;
+/// absent parts stay as they are in `before`.
+///
+/// # Errors
+/// [`Malformed`] if a span is none.
+pub fn tune_lease_spec(
+    path: &str,
+    lease: wire::LeaseSpec,
+    before: &LeaseSpec,
+) -> Result<LeaseSpec, Malformed> {
     let span = |name: &str, span| decode_span(&format!("{path}.{name}"), span);
     Ok(LeaseSpec {
-        share_per_mille: lease.share_per_mille.unwrap_or(default.share_per_mille),
-        horizon: span("horizon", lease.horizon)?.unwrap_or(default.horizon),
-        term_max: span("term_max", lease.term_max)?.unwrap_or(default.term_max),
-        idle_return: span("idle_return", lease.idle_return)?.unwrap_or(default.idle_return),
-        warm_floor: lease.warm_floor.unwrap_or(default.warm_floor),
+        share_per_mille: lease.share_per_mille.unwrap_or(before.share_per_mille),
+        horizon: span("horizon", lease.horizon)?.unwrap_or(before.horizon),
+        term_max: span("term_max", lease.term_max)?.unwrap_or(before.term_max),
+        idle_return: span("idle_return", lease.idle_return)?.unwrap_or(before.idle_return),
+        warm_floor: lease.warm_floor.unwrap_or(before.warm_floor),
     })
 }
 
