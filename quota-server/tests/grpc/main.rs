@@ -3,6 +3,7 @@
 mod abuse;
 mod admin;
 mod operate;
+mod quotactl;
 mod restart;
 mod single;
 mod stream;
