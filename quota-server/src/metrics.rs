@@ -9,6 +9,8 @@
 //! are told apart; later ones are counted together as `other`. A policy keeps its label until the
 //! server ends, deleted or not, because a counter must not go back.
 
+mod ledger;
+
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
@@ -25,6 +27,7 @@ use quota_core::authority::{PolicyStats, Stats};
 use quota_core::key::PolicyId;
 use quota_core::message::{Refusal, Status};
 
+use self::ledger::{Ledger, PolicyLabel};
 use crate::store::handle::StoreWatch;
 
 /// Most policies that are told apart by a label.
@@ -49,6 +52,10 @@ pub struct Metrics {
     pub messages_in: Counter,
     /// Messages sent on streams.
     pub messages_out: Counter,
+    /// Bytes of messages received on streams.
+    pub bytes_in: Counter,
+    /// Bytes of messages sent on streams.
+    pub bytes_out: Counter,
     /// Messages refused at the edge, malformed or beyond a limit.
     pub messages_refused: Counter,
     /// Streams and calls turned away because a limit was reached.
@@ -67,34 +74,6 @@ pub struct Metrics {
     pub policy_version: Gauge,
     /// Policy changes accepted.
     pub policy_changes: Counter,
-}
-
-/// What the authorities count.
-#[derive(Debug, Default)]
-struct Ledger {
-    requests: Counter,
-    retries: Counter,
-    pushes: Counter,
-    leases_opened: Counter,
-    buckets_made: Counter,
-    buckets_forgotten: Counter,
-    records_read: Counter,
-    buckets: Gauge,
-    leases: Gauge,
-    holders: Gauge,
-    waiting: Gauge,
-    grants: Family<PolicyLabel, Counter>,
-    granted: Family<PolicyLabel, Counter>,
-    spent: Family<PolicyLabel, Counter>,
-    returned: Family<PolicyLabel, Counter>,
-    reclaimed: Family<PolicyLabel, Counter>,
-    queued: Family<PolicyLabel, Counter>,
-    refused: Family<PolicyLabel, Counter>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PolicyLabel {
-    policy: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -165,113 +144,6 @@ impl EncodeLabelValue for AnswerStatus {
     }
 }
 
-impl Ledger {
-    fn register(&self, to: &mut Registry) {
-        let tokens = || Unit::Other("tokens".to_owned());
-        to.register(
-            "requests",
-            "Requests decided, retries included",
-            self.requests.clone(),
-        );
-        to.register(
-            "retries",
-            "Retries answered from what was decided before",
-            self.retries.clone(),
-        );
-        to.register(
-            "pushes",
-            "Answers pushed after waiting",
-            self.pushes.clone(),
-        );
-        to.register("leases_opened", "Leases opened", self.leases_opened.clone());
-        to.register("buckets_made", "Buckets made", self.buckets_made.clone());
-        to.register(
-            "buckets_forgotten",
-            "Buckets forgotten because an unseen one would be the same",
-            self.buckets_forgotten.clone(),
-        );
-        to.register(
-            "records_read",
-            "Reservations read at take-over",
-            self.records_read.clone(),
-        );
-        to.register("buckets", "Buckets in memory", self.buckets.clone());
-        to.register("leases", "Leases open", self.leases.clone());
-        to.register(
-            "holders",
-            "Holders known, once in each shard",
-            self.holders.clone(),
-        );
-        to.register("waiting", "Requests waiting now", self.waiting.clone());
-        to.register(
-            "grants",
-            "Decisions that granted tokens",
-            self.grants.clone(),
-        );
-        to.register_with_unit("granted", "Tokens granted", tokens(), self.granted.clone());
-        to.register_with_unit(
-            "spent",
-            "Tokens reported spent",
-            tokens(),
-            self.spent.clone(),
-        );
-        to.register_with_unit(
-            "returned",
-            "Tokens returned unspent",
-            tokens(),
-            self.returned.clone(),
-        );
-        to.register_with_unit(
-            "reclaimed",
-            "Tokens that ended leases left unreported; they count as spent",
-            tokens(),
-            self.reclaimed.clone(),
-        );
-        to.register("queued", "Requests that had to wait", self.queued.clone());
-        to.register("refused", "Requests refused", self.refused.clone());
-    }
-
-    fn show(&self, stats: &Stats) {
-        raise(&self.requests, stats.requests);
-        raise(&self.retries, stats.retries);
-        raise(&self.pushes, stats.pushes);
-        raise(&self.leases_opened, stats.leases_opened);
-        raise(&self.buckets_made, stats.buckets_made);
-        raise(&self.buckets_forgotten, stats.buckets_forgotten);
-        raise(&self.records_read, stats.records_read);
-        set(&self.buckets, stats.buckets);
-        set(&self.leases, stats.leases);
-        set(&self.holders, stats.holders);
-        set(&self.waiting, stats.waiting);
-    }
-
-    fn show_policy(&self, label: &str, stats: &PolicyStats) {
-        let label = PolicyLabel {
-            policy: label.to_owned(),
-        };
-        for (family, total) in [
-            (&self.grants, stats.grants),
-            (&self.granted, stats.granted),
-            (&self.spent, stats.spent),
-            (&self.returned, stats.returned),
-            (&self.reclaimed, stats.reclaimed),
-            (&self.queued, stats.queued),
-            (&self.refused, stats.refused),
-        ] {
-            raise(&family.get_or_create(&label), total);
-        }
-    }
-}
-
-/// A total never goes back, also if a shard does not answer this time.
-fn raise(counter: &Counter, total: u64) {
-    counter.inner().fetch_max(total, Ordering::Relaxed);
-}
-
-fn set(gauge: &Gauge, count: u64) {
-    gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
-}
-
 impl Default for Metrics {
     fn default() -> Self {
         Self::new()
@@ -293,6 +165,8 @@ impl Metrics {
             streams: Gauge::default(),
             messages_in: Counter::default(),
             messages_out: Counter::default(),
+            bytes_in: Counter::default(),
+            bytes_out: Counter::default(),
             messages_refused: Counter::default(),
             busy: Counter::default(),
             shards: Gauge::default(),
@@ -327,6 +201,18 @@ impl Metrics {
             "messages_out",
             "Messages sent on streams",
             self.messages_out.clone(),
+        );
+        to.register_with_unit(
+            "messages_in",
+            "Messages received on streams, in bytes without framing",
+            Unit::Bytes,
+            self.bytes_in.clone(),
+        );
+        to.register_with_unit(
+            "messages_out",
+            "Messages sent on streams, in bytes without framing",
+            Unit::Bytes,
+            self.bytes_out.clone(),
         );
         to.register(
             "messages_refused",
@@ -543,6 +429,35 @@ mod tests {
             assert_line(&text, line);
         }
         assert!(text.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn waits_are_a_histogram_in_seconds_and_what_is_out_goes_down_again() {
+        let metrics = Metrics::new();
+        let mut stats = granted(40);
+        stats.waits.add(Term::from_millis(3));
+        stats.waits.add(Term::from_millis(1500));
+        stats.waits.add(Term::from_seconds(90));
+        metrics.show(&Stats::default(), [(&id("api"), &stats)]);
+        let text = metrics.text();
+        for line in [
+            "# TYPE quota_wait_seconds histogram",
+            "quota_wait_seconds_count{policy=\"default/api\"} 3",
+            "quota_wait_seconds_sum{policy=\"default/api\"} 91.503",
+            "quota_wait_seconds_bucket{le=\"0.001\",policy=\"default/api\"} 0",
+            "quota_wait_seconds_bucket{le=\"0.005\",policy=\"default/api\"} 1",
+            "quota_wait_seconds_bucket{le=\"2.0\",policy=\"default/api\"} 2",
+            "quota_wait_seconds_bucket{le=\"60.0\",policy=\"default/api\"} 2",
+            "quota_wait_seconds_bucket{le=\"+Inf\",policy=\"default/api\"} 3",
+            "quota_outstanding_tokens{policy=\"default/api\"} 40",
+        ] {
+            assert_line(&text, line);
+        }
+        (stats.spent, stats.returned, stats.lost) = (10, 5, 3);
+        metrics.show(&Stats::default(), [(&id("api"), &stats)]);
+        let text = metrics.text();
+        assert_line(&text, "quota_outstanding_tokens{policy=\"default/api\"} 22");
+        assert_line(&text, "quota_lost_tokens_total{policy=\"default/api\"} 3");
     }
 
     #[test]

@@ -189,8 +189,9 @@ impl Reader {
             .message()
             .await
             .map_err(|status| self.unreadable(status))?;
-        if next.is_some() {
+        if let Some(message) = &next {
             self.metrics.messages_in.inc();
+            self.metrics.bytes_in.inc_by(bytes(message));
         }
         Ok(next)
     }
@@ -282,6 +283,7 @@ impl Stream for Replies {
         loop {
             if let Some(message) = self.ready.pop_front() {
                 self.metrics.messages_out.inc();
+                self.metrics.bytes_out.inc_by(bytes(&message));
                 return Poll::Ready(Some(Ok(message)));
             }
             match ready!(self.outbox.poll_parcel(context)) {
@@ -291,6 +293,11 @@ impl Stream for Replies {
             }
         }
     }
+}
+
+/// How long a message is. Nearly free: its columns are packed numbers.
+fn bytes(message: &impl prost::Message) -> u64 {
+    u64::try_from(message.encoded_len()).expect("a message is short")
 }
 
 impl Drop for Replies {

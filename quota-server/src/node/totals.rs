@@ -23,8 +23,12 @@ impl Totals {
         }
     }
 
-    /// Forgets what was present when a tenure ended.
+    /// Forgets what was present when a tenure ended. What holders had in hand counts as spent from
+    /// here on; the next tenure knows it as a ghost.
     pub(super) fn clear_present(&mut self) {
+        for stats in self.policies.values_mut() {
+            stats.lost = stats.lost.saturating_add(stats.outstanding());
+        }
         let stats = &mut self.stats;
         (stats.buckets, stats.leases, stats.holders, stats.waiting) = (0, 0, 0, 0);
     }
@@ -69,4 +73,32 @@ pub(crate) fn merge(into: &mut Stats, from: &Stats) {
     *leases += from.leases;
     *holders += from.holders;
     *waiting += from.waiting;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_out_when_a_tenure_ended_is_lost_and_not_out_for_ever() {
+        let id = PolicyId {
+            namespace: "default".into(),
+            name: "api".into(),
+        };
+        let first = PolicyStats {
+            granted: 10,
+            spent: 4,
+            ..PolicyStats::default()
+        };
+        let mut totals = Totals::default();
+        totals.policies.insert(id.clone(), first);
+        totals.clear_present();
+        let next = PolicyStats {
+            granted: 5,
+            ..PolicyStats::default()
+        };
+        let stats = totals.policies.get_mut(&id).expect("entered above");
+        stats.merge(&next);
+        assert_eq!((stats.lost, stats.outstanding()), (6, 5));
+    }
 }

@@ -2,6 +2,7 @@
 
 mod abuse;
 mod admin;
+mod counts;
 mod operate;
 mod quotactl;
 mod restart;

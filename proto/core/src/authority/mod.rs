@@ -37,7 +37,7 @@ use alloc::vec::Vec;
 
 pub use self::input::{Effect, Input, StreamId, WriteId};
 pub use self::top::{Holding, Slice, TopBucket, TopOrder, TopQuery};
-pub use self::view::{BucketView, LeaseView, PolicyStats, Stats};
+pub use self::view::{BucketView, LeaseView, PolicyStats, Stats, Waits};
 
 use self::bucket::{Bucket, Buckets};
 use self::holders::{Holders, Numbered};

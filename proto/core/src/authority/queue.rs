@@ -7,6 +7,7 @@
 use alloc::collections::VecDeque;
 
 use crate::id::{Incarnation, KeyNumber, LeaseId, Sequence};
+use crate::time::Timestamp;
 use crate::tokens::Tokens;
 
 use super::input::StreamId;
@@ -25,6 +26,8 @@ pub(super) struct Waiter {
     pub(super) want: Tokens,
     pub(super) least: Tokens,
     pub(super) demand: u32,
+    /// When its holder began to wait, whatever it has wished for since.
+    pub(super) since: Timestamp,
 }
 
 /// The waiting requests of one bucket, at most one per holder.

@@ -200,8 +200,10 @@ impl Authority {
             leases.push(kept);
             self.holders.lease_opened(holder);
         }
-        let limit = &self.policies.get(policy).class(class).limit;
         let held = leases.held_total();
+        let stats = &mut self.policies.get_mut(policy).stats;
+        stats.taken_over = stats.taken_over.saturating_add(held.get());
+        let limit = &self.policies.get(policy).class(class).limit;
         let ledger = restored(
             now,
             &row.level,

@@ -30,7 +30,7 @@ impl Authority {
             stats.refused = stats.refused.saturating_add(1);
             return self.refuse(holder, request, refusal, effects);
         }
-        let waiter = self.waiter_of(holder, request);
+        let waiter = self.waiter_of(now, holder, request);
         let bucket = self.buckets.get(slot);
         let alone = bucket
             .queue
@@ -55,7 +55,7 @@ impl Authority {
         (least > capacity).then_some(Refusal::CostAboveCapacity { capacity })
     }
 
-    fn waiter_of(&self, holder: u32, request: &LeaseRequest) -> Waiter {
+    fn waiter_of(&self, now: Timestamp, holder: u32, request: &LeaseRequest) -> Waiter {
         let want = request.want.min(HELD_MAX);
         let known = self.holders.get(holder);
         Waiter {
@@ -68,6 +68,7 @@ impl Authority {
             want,
             least: request.least.clamp(Tokens::ONE, want.max(Tokens::ONE)),
             demand: saturate(request.demand),
+            since: now,
         }
     }
 
@@ -80,11 +81,12 @@ impl Authority {
         request: &LeaseRequest,
         effects: &mut Vec<Effect>,
     ) {
-        let waiter = self.waiter_of(holder, request);
+        let mut waiter = self.waiter_of(now, holder, request);
         let bucket = self.buckets.get_mut(slot);
         let queue = bucket.queue.get_or_insert_with(Box::<Queue>::default);
-        if queue.of(waiter.incarnation).is_none() {
-            self.waiting = self.waiting.saturating_add(1);
+        match queue.of(waiter.incarnation) {
+            Some(before) => waiter.since = before.since,
+            None => self.waiting = self.waiting.saturating_add(1),
         }
         queue.put(waiter);
         let ahead = queue.ahead_of(waiter.incarnation);
@@ -260,7 +262,11 @@ impl Authority {
             .last_lease
             .checked_add(1)
             .expect("fewer than 2^64 leases");
-        let policy = self.policies.get(bucket.policy);
+        let policy = self.policies.get_mut(bucket.policy);
+        let mut others = bucket.leases.as_slice().iter();
+        if others.all(|lease| lease.holder != waiter.holder) {
+            policy.stats.first_touches = policy.stats.first_touches.saturating_add(1);
+        }
         let id = LeaseId {
             epoch: self.config.epoch,
             counter: self.last_lease,
@@ -290,6 +296,9 @@ impl Authority {
                 };
                 self.stats.pushes = self.stats.pushes.saturating_add(1);
                 self.take_waiter(slot, place);
+                let policy = self.buckets.get(slot).policy;
+                let waits = &mut self.policies.get_mut(policy).stats.waits;
+                waits.add(now.since(waiter.since));
                 self.grant(now, slot, &waiter, tokens, effects);
             }
         }

@@ -25,6 +25,59 @@ pub struct PolicyStats {
     pub queued: u64,
     /// Requests refused (a count).
     pub refused: u64,
+    /// Leases opened for holders that had none for the bucket (a count).
+    pub first_touches: u64,
+    /// In holders' hands when the tenure began, as a hand-over said.
+    pub taken_over: u64,
+    /// In holders' hands when a tenure ended without a hand-over. Only a driver that outlives its
+    /// tenures knows.
+    pub lost: u64,
+    /// How long requests waited that were served in the end.
+    pub waits: Waits,
+}
+
+/// How long requests waited: how many of them up to each of a few bounds, and the sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// Requests that waited no longer than the bound of the same place in [`Waits::BOUNDS`], and
+    /// longer than the one before; the last are those beyond all bounds.
+    pub counts: [u64; 13],
+    /// Nanoseconds, all together.
+    pub nanos: u64,
+}
+
+impl Waits {
+    /// From a round trip in one rack to the longest wait of a single call.
+    pub const BOUNDS: [Term; 12] = [
+        Term::from_millis(1),
+        Term::from_millis(5),
+        Term::from_millis(20),
+        Term::from_millis(50),
+        Term::from_millis(100),
+        Term::from_millis(200),
+        Term::from_millis(500),
+        Term::from_seconds(1),
+        Term::from_seconds(2),
+        Term::from_seconds(5),
+        Term::from_seconds(15),
+        Term::from_seconds(60),
+    ];
+
+    /// Counts one wait.
+    pub fn add(&mut self, waited: Term) {
+        let place = Self::BOUNDS.iter().position(|bound| waited <= *bound);
+        let count = &mut self.counts[place.unwrap_or(Self::BOUNDS.len())];
+        *count = count.saturating_add(1);
+        self.nanos = self.nanos.saturating_add(waited.as_nanos());
+    }
+
+    /// Adds others.
+    pub fn merge(&mut self, other: &Self) {
+        for (into, from) in self.counts.iter_mut().zip(other.counts) {
+            *into = into.saturating_add(from);
+        }
+        self.nanos = self.nanos.saturating_add(other.nanos);
+    }
 }
 
 impl PolicyStats {
@@ -38,6 +91,18 @@ impl PolicyStats {
         add(&mut self.reclaimed, other.reclaimed);
         add(&mut self.queued, other.queued);
         add(&mut self.refused, other.refused);
+        add(&mut self.first_touches, other.first_touches);
+        add(&mut self.taken_over, other.taken_over);
+        add(&mut self.lost, other.lost);
+        self.waits.merge(&other.waits);
+    }
+
+    /// Tokens in holders' hands now, as these totals have it.
+    #[must_use]
+    pub fn outstanding(&self) -> u64 {
+        let gone = [self.spent, self.returned, self.reclaimed, self.lost];
+        let out = self.taken_over.saturating_add(self.granted);
+        gone.iter().fold(out, |out, gone| out.saturating_sub(*gone))
     }
 }
 

@@ -2,9 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use quota_core::authority::{Authority, AuthorityConfig, Holding, TopBucket, TopOrder, TopQuery};
+use quota_core::authority::{
+    Authority, AuthorityConfig, Holding, TopBucket, TopOrder, TopQuery, Waits,
+};
 use quota_core::id::{Epoch, Incarnation, PolicyVersion};
 use quota_core::key::PolicyId;
+use quota_core::time::Term;
 
 use super::driver::{Ask, DRIFT, World, at, bucket, policy, tokens, want};
 
@@ -203,4 +206,59 @@ fn many_buckets_are_looked_at_in_slices_and_none_is_missed() {
         from = slice.next;
     }
     assert_eq!((leases, out), (most, tokens(most)));
+}
+
+#[test]
+fn a_wait_is_counted_from_when_it_began_and_a_first_touch_once_a_holder() {
+    let mut world = World::new(policy(1, 10_000, 5));
+    let mut one = world.connect(at(0), 1);
+    let mut two = world.connect(at(0), 2);
+    let all = Ask {
+        least: 4,
+        ..want(4)
+    };
+    one.ask(&mut world, at(0), "a", all);
+    let held = world.grant();
+    two.ask(&mut world, at(0), "a", all);
+    // It wishes for something else meanwhile, and keeps its place.
+    two.ask(&mut world, at(1000), "a", Ask { least: 3, ..all });
+    let give_back = Ask {
+        lease: Some(held.lease),
+        returned: 4,
+        ..Ask::default()
+    };
+    world.take_answers();
+    one.ask(&mut world, at(1500), "a", give_back);
+    let stats = |world: &World| {
+        let mut all = world.authority.policy_stats();
+        *all.next().expect("one policy").1
+    };
+    let seen = stats(&world);
+    assert_eq!(seen.waits.nanos, 1_500_000_000);
+    let place = Waits::BOUNDS
+        .iter()
+        .position(|b| b.as_nanos() == 2_000_000_000);
+    assert_eq!(seen.waits.counts[place.expect("two seconds")], 1);
+    assert_eq!(seen.waits.counts.iter().sum::<u64>(), 1);
+    assert_eq!(seen.first_touches, 2);
+    // Another lease of one that has one is no first touch.
+    two.ask(&mut world, at(1500), "a", want(1));
+    assert_eq!(stats(&world).first_touches, 2);
+
+    let out = world.inspect(at(1600), "a").outstanding;
+    assert!(out > tokens(0));
+    assert_eq!(stats(&world).outstanding(), out.get());
+    world.restart_cleanly(at(1600), at(1700));
+    assert_eq!(stats(&world).taken_over, out.get());
+    assert_eq!(stats(&world).outstanding(), out.get());
+}
+
+#[test]
+fn a_wait_on_a_bound_is_within_it_and_one_beyond_all_is_counted_last() {
+    let mut waits = Waits::default();
+    for bound in Waits::BOUNDS {
+        waits.add(bound);
+    }
+    waits.add(Term::from_seconds(61));
+    assert_eq!(waits.counts, [1; 13]);
 }
