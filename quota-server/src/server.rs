@@ -19,6 +19,7 @@ use crate::config::{Config, StoreKind};
 use crate::metrics::Metrics;
 use crate::node::policies::{self, PolicySnapshot, PolicyTask};
 use crate::node::readiness::Readiness;
+use crate::node::repeats::Repeats;
 use crate::node::shard::{ShardSetup, ShardTask};
 use crate::node::streams::Streams;
 use crate::node::{INBOX, ITEMS_WAITING_MAX, Node, totals};
@@ -174,6 +175,7 @@ impl Server {
             policies: desk,
             items: Arc::new(Semaphore::new(ITEMS_WAITING_MAX)),
             calls: Arc::new(Semaphore::new(CALLS_MAX)),
+            repeats: Repeats::default(),
             surveys: Semaphore::new(1),
             keys_max: config.limits.keys_per_stream_max,
             answers_max: ANSWERS_MAX,

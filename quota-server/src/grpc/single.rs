@@ -70,7 +70,20 @@ pub(super) async fn acquire(node: &Node, call: Acquire) -> Result<Acquired, Stat
             Outcome::Done => {
                 let grant = answer.grant.ok_or_else(status::unknown_lease)?;
                 if !hold {
-                    spend(node, &mut visit, &grant, retry.is_none());
+                    spend(
+                        node,
+                        &mut visit,
+                        grant.lease,
+                        grant.granted,
+                        retry.is_none(),
+                    );
+                    let before = retry.and_then(|_| {
+                        let repeats = &node.repeats;
+                        repeats.next(incarnation, grant.lease, grant.granted)
+                    });
+                    if let Some((lease, granted)) = before {
+                        spend(node, &mut visit, lease, granted, true);
+                    }
                 }
                 return Ok(acquired(&grant, incarnation, hold));
             }
@@ -117,14 +130,14 @@ async fn next_answer(
     }
 }
 
-/// Reports the tokens as spent. A call that can be repeated keeps its lease, empty, for its term,
-/// which is what lets a repeat find them. A report that finds no room is not made: unreported
+/// Reports the tokens as spent. A call that can be repeated keeps its lease, empty, until the next
+/// one or for its term, which is what lets a repeat find them. A report that finds no room is not made: unreported
 /// means spent as well.
-fn spend(node: &Node, visit: &mut Visit, grant: &Grant, release: bool) {
+fn spend(node: &Node, visit: &mut Visit, lease: LeaseId, granted: Tokens, release: bool) {
     let request = LeaseRequest {
-        spent: grant.granted,
+        spent: granted,
         release,
-        ..report(REPORT, Some(grant.lease))
+        ..report(REPORT, Some(lease))
     };
     drop(visit.report(node.call_number(), Some(request)));
 }

@@ -6,7 +6,7 @@
 //! - [`outbox`]: what waits to be sent to a holder
 //! - [`streams`]: who is connected
 //! - [`route`]: which shard each key number of a stream belongs to
-//! - [`visit`]: a single call as a holder of its own
+//! - [`visit`]: a single call as a holder of its own; [`repeats`]: the last lease of each caller
 //! - [`policies`]: storing policies and putting them in force
 //! - [`readiness`]: whether everything serves
 //! - [`survey`]: looking over all buckets without stalling their shards
@@ -18,6 +18,7 @@ pub(crate) mod event;
 pub(crate) mod outbox;
 pub(crate) mod policies;
 pub(crate) mod readiness;
+pub(crate) mod repeats;
 pub(crate) mod route;
 pub(crate) mod shard;
 #[cfg(test)]
@@ -40,6 +41,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use self::event::{Event, ShardReport};
 use self::policies::PolicyDesk;
 use self::readiness::Readiness;
+use self::repeats::Repeats;
 use self::streams::Streams;
 use crate::clock;
 
@@ -67,6 +69,8 @@ pub(crate) struct Node {
     pub(crate) items: Arc<Semaphore>,
     /// Room for single calls under way.
     pub(crate) calls: Arc<Semaphore>,
+    /// The last leases of callers whose calls can be repeated.
+    pub(crate) repeats: Repeats,
     /// The turn of surveys, one at a time.
     pub(crate) surveys: Semaphore,
     /// Keys that one stream may introduce.

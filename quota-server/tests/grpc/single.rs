@@ -340,3 +340,30 @@ async fn calls_that_cannot_be_served_say_why() {
     assert_eq!(stats(&server).await.granted_tokens, 0);
     server.shutdown().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_that_can_be_repeated_leave_one_lease_and_not_one_each() {
+    let dir = tempdir().expect("a directory");
+    let server = start(dir.path()).await;
+    let mut caller = caller(&server).await;
+    let tenant = bucket("tenant", &["t1"]);
+    let call = |sequence| wire::AcquireRequest {
+        incarnation: 7,
+        sequence,
+        ..acquire(&tenant, 2)
+    };
+    for sequence in 1..=20 {
+        let taken = caller.acquire(call(sequence)).await.expect("tokens");
+        assert_eq!(taken.into_inner().granted, 2);
+    }
+    until(async || stats(&server).await.spent_tokens == 40).await;
+    let seen = inspect(&server, &tenant).await;
+    assert_eq!(seen.outstanding, 0);
+    // That of the last but one may be about to end.
+    assert!(seen.leases.len() <= 2, "{} leases", seen.leases.len());
+    // The last call can still be repeated.
+    let again = caller.acquire(call(20)).await.expect("the same tokens");
+    assert_eq!(again.into_inner().granted, 2);
+    assert_eq!(stats(&server).await.granted_tokens, 40);
+    server.shutdown().await;
+}
