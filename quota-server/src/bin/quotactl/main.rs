@@ -1,7 +1,7 @@
 //! `quotactl`: policies, leases and buckets of a running server, by hand and by script.
 //!
 //! - [`args`]: what can be said on the command line
-//! - [`file`], [`place`]: policy files, and where in them a mistake is
+//! - [`mod@file`], [`place`]: policy files, and where in them a mistake is
 //! - [`diff`]: what a change changes
 //! - [`policy`], [`lease`], [`bucket`], [`node`]: the commands
 //! - [`output`]: tables and JSON
