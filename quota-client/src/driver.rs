@@ -425,7 +425,7 @@ impl Driver {
                 }
                 self.shared.set_link(Link::Down);
             }
-            News::Message(message) => self.take_message(now, message),
+            News::Message(message) => self.take_message(now, *message),
             News::Ended(status) => {
                 let reason = status.map(|status| status.to_string());
                 tracing::warn!(

@@ -94,7 +94,7 @@ pub(crate) enum News {
     /// An attempt failed; another follows.
     Failed { seed: String, error: OpenError },
     /// The authority said something.
-    Message(wire::ServerMessage),
+    Message(Box<wire::ServerMessage>),
     /// The stream has ended, for this reason if there was one.
     Ended(Option<Status>),
 }
@@ -209,7 +209,7 @@ impl Connection {
                 },
                 Stage::Up(up) => {
                     let status = match up.inbox.message().await {
-                        Ok(Some(message)) => return News::Message(message),
+                        Ok(Some(message)) => return News::Message(Box::new(message)),
                         Ok(None) => None,
                         Err(status) => Some(status),
                     };

@@ -72,6 +72,8 @@ situations! {
     UnknownKey: "number unknown to the authority",
     UnknownPolicy: "policy unknown to the authority",
     LeaseReplaced: "lease installed over another",
+    RecallSent: "tokens recalled for others who wait",
+    RecallAnswered: "tokens taken out of reach for a recall",
     RolledBack: "roll-back restored",
     RollBackLost: "roll-back dropped",
     SlotReused: "slot closed and used for another bucket",

@@ -10,6 +10,7 @@
 
 pub mod admission_log;
 pub mod campaign;
+pub mod capacity;
 pub mod client;
 pub mod clock;
 pub mod coverage;

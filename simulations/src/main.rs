@@ -1,6 +1,8 @@
-//! Runs the virtual world: `simulations safety --seeds 10000`, or one seed to replay it.
+//! Runs the virtual world: `simulations safety --seeds 10000`, or one seed to replay it, and
+//! `simulations sizing`.
 
 mod mutants;
+mod sizing;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -26,30 +28,39 @@ enum Command {
     ///
     /// Exits with 0 only if nothing was violated. Every violation prints the command that replays
     /// it.
-    Safety {
-        /// How many seeds to run, from --first on.
-        #[arg(long, default_value_t = 1_000, conflicts_with = "seed")]
-        seeds: u64,
-        /// The first seed.
-        #[arg(long, default_value_t = 0, conflicts_with = "seed")]
-        first: u64,
-        /// Run this seed alone.
-        #[arg(long)]
-        seed: Option<u64>,
-        /// Print everything that happens in it.
-        #[arg(long, requires = "seed")]
-        trace: bool,
-        /// Print one JSON object on the last line of standard output.
-        #[arg(long)]
-        json: bool,
-        /// Threads; default: as many as the machine runs at once.
-        #[arg(long)]
-        threads: Option<usize>,
-        #[command(flatten)]
-        part: Part,
-        #[command(flatten)]
-        mutants: mutants::Options,
-    },
+    Safety(Safety),
+    /// How much of a limit a fleet can use and what that costs, against the targets of sizing.
+    ///
+    /// A world without faults, one key, Poisson arrivals. Exits with 0 only if every target is
+    /// reached.
+    Sizing(sizing::Options),
+}
+
+/// What `safety` runs.
+#[derive(Debug, clap::Args)]
+struct Safety {
+    /// How many seeds to run, from --first on.
+    #[arg(long, default_value_t = 1_000, conflicts_with = "seed")]
+    seeds: u64,
+    /// The first seed.
+    #[arg(long, default_value_t = 0, conflicts_with = "seed")]
+    first: u64,
+    /// Run this seed alone.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Print everything that happens in it.
+    #[arg(long, requires = "seed")]
+    trace: bool,
+    /// Print one JSON object on the last line of standard output.
+    #[arg(long)]
+    json: bool,
+    /// Threads; default: as many as the machine runs at once.
+    #[arg(long)]
+    threads: Option<usize>,
+    #[command(flatten)]
+    part: Part,
+    #[command(flatten)]
+    mutants: mutants::Options,
 }
 
 /// What of a seed's world is run; the commands that replay a shrunk seed use it.
@@ -102,7 +113,14 @@ fn fault(flag: &str) -> Result<Fault, String> {
 }
 
 fn main() -> anyhow::Result<ExitCode> {
-    let Command::Safety {
+    match Arguments::parse().command {
+        Command::Safety(options) => safety(options),
+        Command::Sizing(options) => Ok(sizing::run(&options)),
+    }
+}
+
+fn safety(options: Safety) -> anyhow::Result<ExitCode> {
+    let Safety {
         seeds,
         first,
         seed,
@@ -111,7 +129,7 @@ fn main() -> anyhow::Result<ExitCode> {
         threads,
         part,
         mutants,
-    } = Arguments::parse().command;
+    } = options;
     let available = std::thread::available_parallelism().map_or(1, usize::from);
     if mutants.mutants {
         return mutants::run(&mutants, threads.unwrap_or(available), json, clock);

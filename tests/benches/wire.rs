@@ -58,6 +58,7 @@ fn messages(items: u32) -> (HolderMessage, Vec<Answer>) {
             lease: lease(n),
             granted: Tokens::new(n * 10 + 10),
             term: Term::from_seconds(10),
+            headroom: Term::ZERO,
             version: PolicyVersion::new(4),
         }),
         status: Status::Done,

@@ -59,6 +59,10 @@ pub struct Grant {
     pub granted: Tokens,
     /// For how long, counted by the holder from when it sent the echoed anchor.
     pub term: Term,
+    /// When the bucket will be full if nobody reports what was spent, counted from the answer.
+    /// From then on its refill is lost, so a report is worth a message of its own. Zero if it is
+    /// not: the bucket is asked for less than it refills. Advice only: nothing depends on it.
+    pub headroom: Term,
     /// The policy version that the lease belongs to.
     pub version: PolicyVersion,
 }

@@ -300,6 +300,7 @@ impl World {
                     lease: id,
                     granted: tokens(known.granted),
                     term,
+                    headroom: Term::ZERO,
                     version: PolicyVersion::new(7),
                 }
             });

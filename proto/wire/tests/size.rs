@@ -85,6 +85,7 @@ fn granted_bytes_per_item(age: &Age) -> f64 {
                 lease: lease(item, age),
                 granted: Tokens::new(1 + spread(item, 3, age.total)),
                 term: Term::from_seconds(10),
+                headroom: Term::ZERO,
                 version: PolicyVersion::new(17),
             }),
             status: Status::Done,
@@ -172,6 +173,7 @@ fn the_largest_messages_fit() {
                 lease: lease(item),
                 granted: Tokens::new(large(item)),
                 term: Term::from_nanos(large(item)),
+                headroom: Term::from_millis(u64::from(u32::MAX) - (item as u64 & 1)),
                 version: PolicyVersion::new(large(item)),
             }),
             status: Status::Queued {

@@ -118,6 +118,7 @@ impl State {
                 lease: leases[place].id,
                 granted: Tokens::new(leases[place].granted),
                 term: Term::from_seconds(10),
+                headroom: Term::ZERO,
                 version: PolicyVersion::new(1),
             }
         });

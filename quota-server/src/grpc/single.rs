@@ -58,6 +58,8 @@ pub(super) async fn acquire(node: &Node, call: Acquire) -> Result<Acquired, Stat
         ..report(sequence, None)
     };
     visit.ask(node.call_number(), bucket, request)?;
+    // A wait that is short is told only to those who ask again, and this call must know.
+    visit.report(node.call_number(), Some(request))?;
 
     let begun = clock::now();
     let mut deadline = begun + wait;

@@ -35,6 +35,7 @@ pub(super) struct Ledger {
     reclaimed: Family<PolicyLabel, Counter>,
     queued: Family<PolicyLabel, Counter>,
     refused: Family<PolicyLabel, Counter>,
+    recalls: Family<PolicyLabel, Counter>,
     first_touches: Family<PolicyLabel, Counter>,
     taken_over: Family<PolicyLabel, Counter>,
     lost: Family<PolicyLabel, Counter>,
@@ -110,6 +111,11 @@ impl Ledger {
             self.reclaimed.clone(),
         );
         to.register(
+            "recalls",
+            "Holders asked for tokens that they do not need",
+            self.recalls.clone(),
+        );
+        to.register(
             "first_touches",
             "Leases opened for holders that had none for the bucket",
             self.first_touches.clone(),
@@ -163,6 +169,7 @@ impl Ledger {
             (&self.reclaimed, stats.reclaimed),
             (&self.queued, stats.queued),
             (&self.refused, stats.refused),
+            (&self.recalls, stats.recalls),
             (&self.first_touches, stats.first_touches),
             (&self.taken_over, stats.taken_over),
             (&self.lost, stats.lost),

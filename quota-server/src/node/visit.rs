@@ -245,6 +245,7 @@ mod tests {
             lease,
             granted: Tokens::new(1),
             term: Term::from_seconds(1),
+            headroom: Term::ZERO,
             version: PolicyVersion::new(1),
         }
     }

@@ -85,7 +85,7 @@ async fn tuning_changes_the_fields_that_are_set_and_the_next_grants_follow() {
             .before
             .and_then(|lease| lease.horizon)
             .map(|h| h.nanos),
-        Some(500_000_000)
+        Some(375_000_000)
     );
     assert_eq!(
         tuned.after.and_then(|lease| lease.horizon).map(|h| h.nanos),

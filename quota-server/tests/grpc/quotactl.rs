@@ -293,7 +293,7 @@ async fn leases_are_tuned_with_before_and_after() {
         let line = line.unwrap_or_else(|| panic!("{field} in\n{text}"));
         line.split_whitespace().map(str::to_owned).collect()
     };
-    assert_eq!(line("horizon"), ["horizon", "500ms", "250ms", "<-"]);
+    assert_eq!(line("horizon"), ["horizon", "375ms", "250ms", "<-"]);
     assert_eq!(
         line("share_per_mille"),
         ["share_per_mille", "800", "725", "<-"]
@@ -355,7 +355,7 @@ async fn buckets_holders_and_totals_are_shown() {
     let top = ["bucket", "top", "--policy", "tenant", "-n", "5", "--by"];
     let stranded = ctl(&server, &[&top[..], &["stranded", "-o", "json"]].concat()).json();
     assert_eq!(stranded["by"], "stranded");
-    assert_eq!(stranded["buckets"][0]["amount"], json!(held - 15));
+    assert_eq!(stranded["buckets"][0]["amount"], json!(held - 11));
     assert_eq!(stranded["buckets"][0]["key"], json!(["t1"]));
     for by in ["demand", "messages"] {
         let text = ctl(&server, &[&top[..], &[by]].concat()).ok();

@@ -21,7 +21,10 @@ pub(crate) fn policy_id(name: &str) -> PolicyId {
 /// The first history of a policy of this name, limited to `tokens` a second for each tenant.
 pub(crate) fn history(name: &str, tokens: u64, version: PolicyVersion) -> PolicyHistory {
     let limit = LimitSpec::new(tokens, Term::from_seconds(1));
-    PolicyHistory::create(PolicySpec::new(name, &["tenant"], limit), version).expect("legal")
+    let mut spec = PolicySpec::new(name, &["tenant"], limit);
+    // Stored forms are pinned: they must not follow a default.
+    spec.lease.horizon = Term::from_millis(500).into();
+    PolicyHistory::create(spec, version).expect("legal")
 }
 
 pub(crate) fn bucket(value: &str) -> BucketAddress {

@@ -236,6 +236,7 @@ impl World {
     fn see_answer(&mut self, answer: &Answer) {
         match answer.status {
             Status::Queued { .. } => self.hit(Sometimes::Queued),
+            Status::Recall { .. } => self.hit(Sometimes::RecallSent),
             Status::Refused(Refusal::CostAboveCapacity { .. }) => self.hit(Sometimes::CostRefused),
             Status::Refused(Refusal::UnknownKey) => self.hit(Sometimes::UnknownKey),
             Status::Refused(Refusal::UnknownPolicy) => self.hit(Sometimes::UnknownPolicy),

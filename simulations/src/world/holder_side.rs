@@ -3,7 +3,7 @@
 use quota_core::authority::StreamId;
 use quota_core::holder::{Cause, Cells, Event as Told, HolderMessage, Input, Slot, SlotSettings};
 use quota_core::id::MessageNumber;
-use quota_core::message::Answer;
+use quota_core::message::{Answer, Status};
 use quota_core::time::Timestamp;
 use quota_core::tokens::Tokens;
 
@@ -183,11 +183,23 @@ impl World {
                     if again {
                         self.repeat_answer(client, anchor, answer);
                     } else {
+                        let before = self.returned(client);
                         self.client_input(client, Input::Answer { anchor, answer });
+                        let recalled = matches!(answer.status, Status::Recall { .. })
+                            && self.returned(client) > before;
+                        self.coverage.hit_if(recalled, Sometimes::RecallAnswered);
                     }
                 }
             }
         }
+    }
+
+    /// Tokens that the holder's leases count as returned.
+    fn returned(&self, client: usize) -> Tokens {
+        let node = &self.clients[client];
+        let slots = (0..node.uses.len()).filter_map(|n| u32::try_from(n).ok());
+        let leases = slots.filter_map(|n| node.holder.lease(Slot::new(n)));
+        leases.map(|lease| lease.returned).sum()
     }
 
     fn see_replacement(&mut self, client: usize, answer: &Answer) {

@@ -21,14 +21,14 @@ impl Cells for Table {
 }
 
 /// A connected holder with one open slot.
-struct Holding {
+pub(crate) struct Holding {
     holder: Holder,
     table: Table,
     now: Timestamp,
 }
 
 impl Holding {
-    fn ready() -> Self {
+    pub(crate) fn ready() -> Self {
         let config = HolderConfig {
             incarnation: Incarnation::new(5),
             slots_max: 1,
@@ -53,16 +53,16 @@ impl Holding {
         holding
     }
 
-    fn input(&mut self, input: Input) {
+    pub(crate) fn input(&mut self, input: Input) {
         self.holder.handle(self.now, input, &self.table);
     }
 
-    fn pass(&mut self, millis: u64) {
+    pub(crate) fn pass(&mut self, millis: u64) {
         self.now += Term::from_millis(millis);
         self.input(Input::Tick);
     }
 
-    fn spend(&mut self) -> bool {
+    pub(crate) fn spend(&mut self) -> bool {
         let now = Tick::at(self.now);
         let outcome = self.table.0.spend(Tokens::ONE, || now);
         if !matches!(outcome, Spend::Admitted { .. }) {
@@ -77,14 +77,14 @@ impl Holding {
     }
 
     /// The next message, and the request in it.
-    fn sent(&mut self) -> (MessageNumber, LeaseRequest) {
+    pub(crate) fn sent(&mut self) -> (MessageNumber, LeaseRequest) {
         let message = self.holder.poll_transmit(self.now, &self.table);
         let message = message.expect("it has something to say");
         (message.number, message.requests[0])
     }
 
     /// Asks for tokens: message and request.
-    fn ask(&mut self) -> (MessageNumber, LeaseRequest) {
+    pub(crate) fn ask(&mut self) -> (MessageNumber, LeaseRequest) {
         while self.spend() {}
         self.sent()
     }
@@ -104,7 +104,12 @@ impl Holding {
         self.input(Input::Answer { anchor, answer });
     }
 
-    fn granted(&mut self, asked: (MessageNumber, LeaseRequest), counter: u64, granted: u64) {
+    pub(crate) fn granted(
+        &mut self,
+        asked: (MessageNumber, LeaseRequest),
+        counter: u64,
+        granted: u64,
+    ) {
         let lease = LeaseId {
             epoch: Epoch::new(1),
             counter,
@@ -113,12 +118,13 @@ impl Holding {
             lease,
             granted: Tokens::new(granted),
             term: SECOND,
+            headroom: Term::ZERO,
             version: PolicyVersion::new(1),
         };
         self.answer(asked, Some(grant), Status::Done);
     }
 
-    fn left(&self) -> u64 {
+    pub(crate) fn left(&self) -> u64 {
         self.table.0.view().tokens.get()
     }
 

@@ -5,6 +5,7 @@ mod cells;
 mod holding;
 mod identity;
 mod policies;
+mod recalls;
 mod records;
 mod rig;
 mod service;

@@ -54,6 +54,8 @@ pub struct Rig {
     pub authority: Authority,
     pub now: u64,
     pub answers: Vec<(MessageNumber, Answer)>,
+    /// Recalls, kept apart: whom, and what it may keep.
+    pub recalls: Vec<(Incarnation, Tokens)>,
     pub writes: Vec<(WriteId, Vec<ReservationWrite>)>,
     pub settles: u32,
     message: u64,
@@ -99,6 +101,7 @@ impl Rig {
             authority,
             now,
             answers: Vec::new(),
+            recalls: Vec::new(),
             writes: Vec::new(),
             settles: 0,
             message: 0,
@@ -117,7 +120,15 @@ impl Rig {
         self.authority.handle(millis(self.now), input, &mut effects);
         for effect in effects {
             match effect {
-                Effect::Answer { anchor, answer, .. } => self.answers.push((anchor, answer)),
+                Effect::Answer {
+                    incarnation,
+                    anchor,
+                    answer,
+                    ..
+                } => match answer.status {
+                    Status::Recall { keep } => self.recalls.push((incarnation, keep)),
+                    _ => self.answers.push((anchor, answer)),
+                },
                 Effect::Write { write, records } => self.writes.push((write, records)),
                 Effect::Settle => self.settles += 1,
                 Effect::PolicyApplied { .. } => {}
@@ -151,7 +162,7 @@ impl Rig {
         });
     }
 
-    /// Asks in a new message; the answer that came at once.
+    /// Asks in a new message, and again if nothing was said; the answer that came at once.
     pub fn ask(&mut self, holder: u64, sequence: u64, lease: Option<LeaseId>, want: u64) -> Answer {
         self.report(holder, sequence, lease, 0, 0, want)
     }
@@ -169,6 +180,10 @@ impl Rig {
         let request = request(sequence, lease, spent, returned, want);
         let before = self.answers.len();
         self.send(holder, number, request);
+        if self.answers.len() == before {
+            // A short wait is told only to those who ask again.
+            self.send(holder, number + 1, request);
+        }
         assert!(self.answers.len() > before, "no answer came");
         self.answers[before].1
     }

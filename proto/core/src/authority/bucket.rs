@@ -13,7 +13,7 @@ use super::queue::Queue;
 use super::reserve::Reserve;
 use crate::id::Incarnation;
 use crate::key::Key;
-use crate::time::Timestamp;
+use crate::time::{Term, Timestamp};
 use crate::tokens::Tokens;
 
 /// One bucket.
@@ -27,11 +27,46 @@ pub(super) struct Bucket {
     pub(super) class: u32,
     /// When the queue's front can be served, as entered in the authority's timetable.
     pub(super) due: Timestamp,
+    /// Whether requests have had to wait lately, and for how long.
+    pub(super) scarce: Scarce,
     /// Present while requests wait.
     pub(super) queue: Option<Box<Queue>>,
     /// Present for reserved buckets.
     pub(super) reserve: Option<Box<Reserve>>,
     pub(super) key: Key,
+}
+
+/// A spell in which requests of a bucket had to wait.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Scarce {
+    since: Timestamp,
+    /// When a request last began to wait.
+    last: Timestamp,
+}
+
+/// For how long after a request had to wait a bucket counts as scarce: as long as the slower of
+/// the averages of demand looks back.
+const SCARCE_FOR: Term = Term::from_seconds(10);
+
+impl Scarce {
+    /// A request has to wait. Another spell begins if nobody waits now (`idle`) and nobody has for
+    /// a `pause`.
+    pub(super) fn note(&mut self, now: Timestamp, idle: bool, pause: Term) {
+        if self.last == Timestamp::ZERO || (idle && now > self.last + pause) {
+            self.since = now;
+        }
+        self.last = now;
+    }
+
+    /// True in a spell and for a while after it.
+    pub(super) fn holds(self, now: Timestamp) -> bool {
+        self.last > Timestamp::ZERO && now < self.last + SCARCE_FOR
+    }
+
+    /// How long the spell has lasted.
+    pub(super) fn lasted(self, now: Timestamp) -> Term {
+        now.since(self.since)
+    }
 }
 
 impl Bucket {

@@ -80,7 +80,9 @@ impl Authority {
             *owed += Tokens::new(u64::try_from(debt).unwrap_or(u64::MAX));
             // A lease belongs to one version: its renewal opens another.
             for lease in bucket.leases.as_mut_slice() {
-                lease.current &= changed.is_current() && lease.version == changed.version();
+                if !changed.is_current() || lease.version != changed.version() {
+                    lease.close();
+                }
             }
             match (class.limit.is_reserved(), bucket.reserve.is_some()) {
                 (true, false) => bucket.reserve = Some(Box::default()),
@@ -88,6 +90,7 @@ impl Authority {
                 _ => {}
             }
             self.drop_unservable(now, slot, effects);
+            self.recall_former(now, slot, effects);
             self.serve(now, slot, effects);
             self.check(slot);
         }

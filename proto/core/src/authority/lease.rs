@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use crate::id::{LeaseId, PolicyVersion, Sequence};
+use crate::id::{KeyNumber, LeaseId, PolicyVersion, Sequence};
 use crate::time::Timestamp;
 use crate::tokens::Tokens;
 
@@ -28,12 +28,17 @@ pub(super) struct Lease {
     returned: u32,
     /// Index of the holder in the authority's table.
     pub(super) holder: u32,
-    /// Tokens per second, saturated.
-    pub(super) demand: u32,
-    /// False once another policy version is in force or the lease is full: it may still be spent
-    /// and reported, but gets no further tokens and no longer term.
-    pub(super) current: bool,
+    /// Tokens per second, saturated, and two flags in the highest bits.
+    demand: u32,
+    /// What the bucket is called in the holder's stream, as of its last request.
+    pub(super) number: KeyNumber,
 }
+
+/// Another policy version is in force or the lease is full.
+const CLOSED: u32 = 1 << 31;
+/// The holder was asked for what it does not need, and has been granted nothing since.
+const RECALLED: u32 = 1 << 30;
+const DEMAND: u32 = RECALLED - 1;
 
 impl Lease {
     /// A lease without tokens.
@@ -43,9 +48,37 @@ impl Lease {
             version,
             holder,
             reclaim_at: end,
-            current: true,
             ..Self::default()
         }
+    }
+
+    /// Tokens per second that the holder's callers ask for.
+    pub(super) fn demand(&self) -> u32 {
+        self.demand & DEMAND
+    }
+
+    pub(super) fn set_demand(&mut self, demand: u32) {
+        self.demand = (self.demand & !DEMAND) | demand.min(DEMAND);
+    }
+
+    /// False once another policy version is in force or the lease is full: it may still be spent
+    /// and reported, but gets no further tokens and no longer term.
+    pub(super) fn is_current(&self) -> bool {
+        self.demand & CLOSED == 0
+    }
+
+    /// It gets nothing further, for good.
+    pub(super) fn close(&mut self) {
+        self.demand |= CLOSED;
+    }
+
+    /// True if its holder was asked for what it does not need, and has been granted nothing since.
+    pub(super) fn is_recalled(&self) -> bool {
+        self.demand & RECALLED != 0
+    }
+
+    pub(super) fn set_recalled(&mut self) {
+        self.demand |= RECALLED;
     }
 
     pub(super) fn granted(&self) -> Tokens {
@@ -73,6 +106,7 @@ impl Lease {
     pub(super) fn add_granted(&mut self, tokens: Tokens) {
         let granted = self.granted().plus(tokens);
         self.granted = u32::try_from(granted.get()).expect("the caller stays within room()");
+        self.demand &= !RECALLED;
     }
 
     /// Restores running totals from a hand-over; clamps them to each other.

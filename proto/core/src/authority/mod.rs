@@ -6,7 +6,7 @@
 //!
 //! - `ledger`: one bucket's tokens and their conservation
 //! - `lease`, `holders`: who holds what
-//! - `sizing`, `queue`, `serve`: how much, and who next
+//! - `sizing`, `queue`, `serve`, `recall`: how much, who next, and from whom
 //! - `reserve`, `write`: booking tokens durably before they are granted
 //! - `policies`, `change`: versions, and what an unseen bucket is
 //! - `restart`: take-over and hand-over
@@ -22,6 +22,7 @@ mod ledger;
 mod policies;
 mod preview;
 mod queue;
+mod recall;
 mod reserve;
 mod restart;
 mod serve;
@@ -39,7 +40,7 @@ pub use self::input::{Effect, Input, StreamId, WriteId};
 pub use self::top::{Holding, Slice, TopBucket, TopOrder, TopQuery};
 pub use self::view::{BucketView, LeaseView, PolicyStats, Stats, Waits};
 
-use self::bucket::{Bucket, Buckets};
+use self::bucket::{Bucket, Buckets, Scarce};
 use self::holders::{Holders, Numbered};
 use self::lease::{Lease, Leases};
 use self::policies::Policies;
@@ -267,6 +268,7 @@ impl Authority {
             policy,
             class,
             due: Timestamp::MAX,
+            scarce: Scarce::default(),
             queue: None,
             reserve,
             key,
@@ -364,7 +366,8 @@ impl Authority {
         };
         let lease = &mut leases[place];
         let (spent, returned) = lease.merge(request.spent, request.returned);
-        lease.demand = saturate(request.demand);
+        lease.set_demand(saturate(request.demand));
+        lease.number = request.key;
         bucket.ledger.report(spent, returned, limit);
         policy.stats.spent = policy.stats.spent.saturating_add(spent.get());
         policy.stats.returned = policy.stats.returned.saturating_add(returned.get());
@@ -458,20 +461,32 @@ impl Authority {
     fn date(&mut self, now: Timestamp, slot: u32, lease: LeaseId) -> Option<Grant> {
         let drift = self.config.drift;
         let bucket = self.buckets.get_mut(slot);
-        let full_term = self.policies.get(bucket.policy).settings().term_max();
+        let policy = self.policies.get(bucket.policy);
+        let full_term = policy.settings().term_max();
+        let limit = &policy.class(bucket.class).limit;
+        let headroom = if bucket.scarce.holds(now) {
+            sizing::headroom(&bucket.ledger, limit, full_term)
+        } else {
+            Term::ZERO
+        };
         let lease = bucket
             .leases
             .as_mut_slice()
             .iter_mut()
             .find(|l| l.id == lease)?;
-        let term = if lease.current { full_term } else { Term::ZERO };
-        if lease.current {
+        let term = if lease.is_current() {
+            full_term
+        } else {
+            Term::ZERO
+        };
+        if lease.is_current() {
             lease.reclaim_at = lease.reclaim_at.max(now + drift.stretch(term));
         }
         let grant = Grant {
             lease: lease.id,
             granted: lease.granted(),
             term,
+            headroom,
             version: lease.version,
         };
         bucket.leases.dated();

@@ -1,4 +1,4 @@
-//! Requests that wait for tokens at the authority, first come, first served.
+//! Requests that wait for tokens at the authority, least recently served first.
 //!
 //! Each serving is at most a fair chunk, and a holder that wants more asks again behind the
 //! others, so the queue is deficit round robin with one chunk as its quantum. A waiting request
@@ -28,6 +28,8 @@ pub(super) struct Waiter {
     pub(super) demand: u32,
     /// When its holder began to wait, whatever it has wished for since.
     pub(super) since: Timestamp,
+    /// Grows with the time of the holder's last grant; zero if it has no lease.
+    pub(super) served: Timestamp,
 }
 
 /// The waiting requests of one bucket, at most one per holder.
@@ -62,7 +64,9 @@ impl Queue {
         self.waiters.iter().find(|w| w.incarnation == incarnation)
     }
 
-    /// Queues a request; a holder that already waits keeps its place and changes its wish.
+    /// Queues a request before those of holders that were served later, so that whoever asks for
+    /// less than its share is not kept waiting by those who ask for more. A holder that already
+    /// waits keeps its place and changes its wish.
     pub(super) fn put(&mut self, waiter: Waiter) {
         match self
             .waiters
@@ -70,7 +74,12 @@ impl Queue {
             .find(|w| w.incarnation == waiter.incarnation)
         {
             Some(place) => *place = waiter,
-            None => self.waiters.push_back(waiter),
+            None => {
+                let later = |w: &Waiter| w.served > waiter.served;
+                let place = self.waiters.iter().position(later);
+                let place = place.unwrap_or(self.waiters.len());
+                self.waiters.insert(place, waiter);
+            }
         }
     }
 
@@ -85,16 +94,11 @@ impl Queue {
         out
     }
 
-    /// Tokens that go out before `incarnation` is served, its own smallest grant included: the sum of
-    /// the smallest useful grants up to its place.
-    pub(super) fn ahead_of(&self, incarnation: Incarnation) -> Tokens {
-        let mut sum = Tokens::ZERO;
-        for waiter in &self.waiters {
-            sum += waiter.least;
-            if waiter.incarnation == incarnation {
-                break;
-            }
-        }
-        sum
+    /// How many requests are before that of `incarnation`.
+    pub(super) fn place_of(&self, incarnation: Incarnation) -> usize {
+        let mut waiters = self.waiters.iter();
+        waiters
+            .position(|w| w.incarnation == incarnation)
+            .unwrap_or(self.waiters.len())
     }
 }

@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
-use super::bucket::{Bucket, Buckets};
+use super::bucket::{Bucket, Buckets, Scarce};
 use super::holders::Holders;
 use super::lease::{Lease, Leases};
 use super::ledger::Ledger;
@@ -140,6 +140,7 @@ impl Authority {
             policy,
             class,
             due: Timestamp::MAX,
+            scarce: Scarce::default(),
             queue: None,
             reserve,
             key: address.key,
@@ -195,7 +196,9 @@ impl Authority {
             let end = now + lease.remaining;
             let mut kept = Lease::new(lease.lease, lease.version, holder, end);
             kept.sequence = lease.sequence;
-            kept.current = lease.version == version && is_current;
+            if lease.version != version || !is_current {
+                kept.close();
+            }
             kept.set_totals(lease.granted, lease.spent, lease.returned);
             leases.push(kept);
             self.holders.lease_opened(holder);

@@ -11,6 +11,10 @@ use crate::message::{HELD_MAX, LeaseRequest, Refusal, Status};
 use crate::time::{Term, Timestamp};
 use crate::tokens::Tokens;
 
+/// A request whose turn comes within this is not told that it waits: the grant is the answer, and
+/// comes before its holder would ask again.
+const QUIET_WAIT: Term = Term::from_millis(300);
+
 impl Authority {
     /// Grants at once if nobody waits and there is enough, queues otherwise.
     pub(super) fn ask(
@@ -36,7 +40,7 @@ impl Authority {
             .queue
             .as_ref()
             .is_none_or(|q| q.is_empty() || (q.len() == 1 && q.of(incarnation).is_some()));
-        if alone && let Some(tokens) = self.amount(slot, &waiter) {
+        if alone && let Some(tokens) = self.amount(now, slot, &waiter) {
             self.forget_wish(slot, incarnation);
             return self.grant(now, slot, &waiter, tokens, effects);
         }
@@ -69,6 +73,7 @@ impl Authority {
             least: request.least.clamp(Tokens::ONE, want.max(Tokens::ONE)),
             demand: saturate(request.demand),
             since: now,
+            served: Timestamp::ZERO,
         }
     }
 
@@ -82,15 +87,35 @@ impl Authority {
         effects: &mut Vec<Effect>,
     ) {
         let mut waiter = self.waiter_of(now, holder, request);
+        // A lease ends a fixed time after its last grant.
+        let leases = self.buckets.get(slot).leases.as_slice().iter();
+        let own = leases.filter(|l| l.holder == holder);
+        waiter.served = own.map(|l| l.reclaim_at).max().unwrap_or_default();
+        let policy = self.policies.get(self.buckets.get(slot).policy);
+        let horizon = policy.settings().horizon_for(self.limit_of(slot));
+        let term_max = policy.settings().term_max();
+        let limit = *self.limit_of(slot);
         let bucket = self.buckets.get_mut(slot);
+        let idle = bucket.queue.as_ref().is_none_or(|queue| queue.is_empty());
+        // Who waits for a record alone waits for no tokens.
+        if !idle || bucket.ledger.takeable(&limit) < waiter.want {
+            bucket.scarce.note(now, idle, horizon);
+        }
         let queue = bucket.queue.get_or_insert_with(Box::<Queue>::default);
-        match queue.of(waiter.incarnation) {
-            Some(before) => waiter.since = before.since,
+        let before = queue.of(waiter.incarnation).map(|known| known.since);
+        let again = before.is_some();
+        match before {
+            Some(since) => waiter.since = since,
             None => self.waiting = self.waiting.saturating_add(1),
         }
         queue.put(waiter);
-        let ahead = queue.ahead_of(waiter.incarnation);
-        let retry_after = self.wait_for(now, slot, ahead, waiter.want);
+        let place = queue.place_of(waiter.incarnation);
+        let retry_after = self.wait_for(now, slot, place);
+        // Nor longer than its anchor stays young enough to date a grant by.
+        let quiet = QUIET_WAIT.min(term_max.scale_down(1, 4));
+        if retry_after <= quiet && !again && !self.is_blocked(slot) {
+            return;
+        }
         let grant = request
             .lease
             .and_then(|lease| self.date_own(now, slot, holder, lease));
@@ -119,13 +144,32 @@ impl Authority {
         self.date(now, slot, lease)
     }
 
-    /// How long until a request is served that has `ahead` tokens to go out before and with it.
-    fn wait_for(&self, now: Timestamp, slot: u32, ahead: Tokens, want: Tokens) -> Term {
+    /// True if the first in the queue cannot be served before somebody reports: the tokens that it
+    /// needs are out. Those behind it must then know that they wait, and report what they spend.
+    fn is_blocked(&self, slot: u32) -> bool {
         let bucket = self.buckets.get(slot);
         let policy = self.policies.get(bucket.policy);
         let limit = &policy.class(bucket.class).limit;
-        let chunk = sizing::scarce_chunk(limit, policy.settings(), self.claimants(slot));
-        let goal = ahead.max(chunk.min(want));
+        let cap = sizing::live_cap(&bucket.ledger, limit, policy.settings());
+        let least = bucket.queue.as_ref().and_then(|queue| queue.at(0));
+        least.is_some_and(|front| {
+            front.least > cap.less(bucket.ledger.outstanding)
+                || bucket.ledger.time_until(front.least, limit).is_none()
+        })
+    }
+
+    /// How long until the waiting request at `place` is served, counting its own serving and those
+    /// before it as the chunks that they will be.
+    fn wait_for(&self, now: Timestamp, slot: u32, place: usize) -> Term {
+        let bucket = self.buckets.get(slot);
+        let policy = self.policies.get(bucket.policy);
+        let limit = &policy.class(bucket.class).limit;
+        let chunk = sizing::equal_serving(limit, policy.settings(), self.claimants(slot));
+        let waiters = bucket.queue.iter().flat_map(|queue| queue.iter());
+        let goal = waiters
+            .take(place.saturating_add(1))
+            .map(|w| chunk.min(w.want).max(w.least))
+            .sum();
         match bucket.ledger.time_until(goal, limit) {
             Some(term) => term,
             None => limit.rate().time_for(goal).max(
@@ -143,7 +187,7 @@ impl Authority {
             .leases
             .as_slice()
             .iter()
-            .filter(|l| l.demand > 0)
+            .filter(|l| l.demand() > 0)
             .count();
         u64::try_from(claiming.max(bucket.waiting())).unwrap_or(u64::MAX)
     }
@@ -161,7 +205,7 @@ impl Authority {
     }
 
     /// How many tokens a request gets now; `None` if it must wait.
-    fn amount(&mut self, slot: u32, waiter: &Waiter) -> Option<Tokens> {
+    fn amount(&mut self, now: Timestamp, slot: u32, waiter: &Waiter) -> Option<Tokens> {
         let claimants = self.claimants(slot);
         let bucket = self.buckets.get_mut(slot);
         let policy = self.policies.get(bucket.policy);
@@ -174,6 +218,26 @@ impl Authority {
             .saturating_sub(1);
         let fair = sizing::fair_hold(waiter.holder, &bucket.leases, waiting, cap, limit, settings);
         let held = bucket.held_by(waiter.holder);
+        let quantum = sizing::quantum(
+            waiter.holder,
+            waiter.demand,
+            bucket.scarce.lasted(now),
+            &bucket.leases,
+            claimants,
+            limit,
+            settings,
+        );
+        // What is scarce is not kept in stock beyond what is expected to be spent.
+        let plenty = limit.rate().tokens_in(settings.horizon_for(limit));
+        let fair = if bucket.scarce.holds(now) && ledger.takeable(limit) < plenty {
+            fair.min(sizing::mean(
+                u64::from(waiter.demand),
+                settings.horizon_for(limit),
+            ))
+            .max(quantum)
+        } else {
+            fair
+        };
         let wish = waiter
             .want
             .min(fair.less(held).max(waiter.least))
@@ -184,10 +248,7 @@ impl Authority {
         let free = ledger.takeable(limit).min(cap.less(ledger.outstanding));
         let reach = cap.less(ledger.outstanding);
         // No chunk is more than what can be there while others keep what they hold.
-        let chunk = sizing::scarce_chunk(limit, settings, claimants)
-            .min(wish)
-            .min(reach)
-            .max(waiter.least);
+        let chunk = quantum.min(wish).min(reach).max(waiter.least);
         let amount = if free >= wish {
             wish
         } else if free >= chunk {
@@ -230,7 +291,8 @@ impl Authority {
         let lease = lease.expect("the lease was found or opened above");
         lease.add_granted(tokens);
         lease.sequence = waiter.sequence;
-        lease.demand = waiter.demand;
+        lease.set_demand(waiter.demand);
+        lease.number = waiter.number;
         policy.stats.grants = policy.stats.grants.saturating_add(1);
         policy.stats.granted = policy.stats.granted.saturating_add(tokens.get());
         let grant = self.date(now, slot, id);
@@ -247,16 +309,15 @@ impl Authority {
     /// The lease that a grant goes to: the one that the holder named, if it can still grow.
     fn lease_for(&mut self, now: Timestamp, slot: u32, waiter: &Waiter) -> LeaseId {
         let bucket = self.buckets.get_mut(slot);
-        let named = bucket
-            .leases
-            .as_mut_slice()
-            .iter_mut()
-            .find(|l| Some(l.id) == waiter.lease && l.holder == waiter.holder && l.current);
+        let named =
+            bucket.leases.as_mut_slice().iter_mut().find(|l| {
+                Some(l.id) == waiter.lease && l.holder == waiter.holder && l.is_current()
+            });
         if let Some(lease) = named {
             if lease.room() >= HELD_MAX {
                 return lease.id;
             }
-            lease.current = false;
+            lease.close();
         }
         self.last_lease = self
             .last_lease
@@ -291,7 +352,7 @@ impl Authority {
                 self.holders.get_mut(waiter.holder).passed_over.insert(slot);
                 place = place.saturating_add(1);
             } else {
-                let Some(tokens) = self.amount(slot, &waiter) else {
+                let Some(tokens) = self.amount(now, slot, &waiter) else {
                     break;
                 };
                 self.stats.pushes = self.stats.pushes.saturating_add(1);
@@ -302,7 +363,36 @@ impl Authority {
                 self.grant(now, slot, &waiter, tokens, effects);
             }
         }
+        self.recall_for_queue(now, slot, effects);
         self.schedule(now, slot);
+    }
+
+    /// The first waiting request whose holder was heard lately.
+    pub(super) fn first_fresh(&self, now: Timestamp, slot: u32) -> Option<Waiter> {
+        // Those who are silent are looked at when they are heard.
+        let waiters = self.buckets.get(slot).queue.iter();
+        let mut waiters = waiters.flat_map(|queue| queue.iter());
+        waiters.find(|w| self.is_fresh(now, slot, w)).copied()
+    }
+
+    /// How many tokens must be there for this waiting request to be served.
+    pub(super) fn goal(&self, now: Timestamp, slot: u32, waiter: &Waiter) -> Tokens {
+        let bucket = self.buckets.get(slot);
+        let policy = self.policies.get(bucket.policy);
+        let limit = &policy.class(bucket.class).limit;
+        let quantum = sizing::quantum(
+            waiter.holder,
+            waiter.demand,
+            bucket.scarce.lasted(now),
+            &bucket.leases,
+            self.claimants(slot),
+            limit,
+            policy.settings(),
+        );
+        let cap = sizing::live_cap(&bucket.ledger, limit, policy.settings());
+        // No serving is more than what can be there while others keep what they hold.
+        let reach = cap.less(bucket.ledger.outstanding);
+        quantum.min(waiter.want).min(reach).max(waiter.least)
     }
 
     fn waiter_at(&self, slot: u32, place: usize) -> Option<Waiter> {
@@ -397,19 +487,12 @@ impl Authority {
     }
 
     fn due(&self, now: Timestamp, slot: u32) -> Timestamp {
-        let bucket = self.buckets.get(slot);
-        // Those who are silent are looked at when they are heard.
-        let waiters = bucket.queue.iter().flat_map(|queue| queue.iter());
-        let Some(front) = { waiters }.find(|w| self.is_fresh(now, slot, w)) else {
+        let Some(front) = self.first_fresh(now, slot) else {
             return Timestamp::MAX;
         };
-        let policy = self.policies.get(bucket.policy);
-        let limit = &policy.class(bucket.class).limit;
-        let chunk = sizing::scarce_chunk(limit, policy.settings(), self.claimants(slot));
-        let cap = sizing::live_cap(&bucket.ledger, limit, policy.settings());
-        let reach = cap.less(bucket.ledger.outstanding);
-        let goal = chunk.min(front.want).min(reach).max(front.least);
-        let refilled = match bucket.ledger.time_until(goal, limit) {
+        let goal = self.goal(now, slot, &front);
+        let bucket = self.buckets.get(slot);
+        let refilled = match bucket.ledger.time_until(goal, self.limit_of(slot)) {
             // Enough is there, so it is a cap, a record or a fair share that it waits for; their
             // end comes as an event of its own.
             Some(Term::ZERO) | None => Timestamp::MAX,

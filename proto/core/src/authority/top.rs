@@ -228,8 +228,8 @@ impl Authority {
                 };
                 holding.leases = holding.leases.saturating_add(1);
                 holding.outstanding += lease.held();
-                if lease.current {
-                    holding.demand = holding.demand.saturating_add(u64::from(lease.demand));
+                if lease.is_current() {
+                    holding.demand = holding.demand.saturating_add(u64::from(lease.demand()));
                 }
             }
         }
@@ -270,7 +270,7 @@ impl Authority {
     fn stranded(&self, now: Timestamp, bucket: &Bucket) -> u64 {
         let horizon = self.policies.get(bucket.policy).settings().horizon();
         let beyond = live(now, bucket).map(|lease| {
-            let used = u128::from(lease.demand)
+            let used = u128::from(lease.demand())
                 .saturating_mul(u128::from(horizon.as_nanos()))
                 .checked_div(u128::from(NANOS_PER_SECOND))
                 .expect("a second is not zero");
@@ -300,11 +300,11 @@ fn live(now: Timestamp, bucket: &Bucket) -> impl Iterator<Item = &Lease> {
 /// What holders report being asked for. A holder has one lease under the version in force; one that
 /// has none speaks through its waiting request.
 fn demand(now: Timestamp, bucket: &Bucket) -> u64 {
-    let leases = live(now, bucket).filter(|lease| lease.current);
+    let leases = live(now, bucket).filter(|lease| lease.is_current());
     let waiters = bucket.queue.iter().flat_map(|queue| queue.iter());
     let new = waiters.filter(|waiter| waiter.lease.is_none());
     leases
-        .map(|lease| lease.demand)
+        .map(|lease| lease.demand())
         .chain(new.map(|waiter| waiter.demand))
         .fold(0_u64, |sum, demand| sum.saturating_add(u64::from(demand)))
 }

@@ -23,6 +23,8 @@ pub struct PolicyStats {
     pub reclaimed: u64,
     /// Requests that had to wait (a count).
     pub queued: u64,
+    /// Recalls sent to holders with tokens that others waited for.
+    pub recalls: u64,
     /// Requests refused (a count).
     pub refused: u64,
     /// Leases opened for holders that had none for the bucket (a count).
@@ -90,6 +92,7 @@ impl PolicyStats {
         add(&mut self.returned, other.returned);
         add(&mut self.reclaimed, other.reclaimed);
         add(&mut self.queued, other.queued);
+        add(&mut self.recalls, other.recalls);
         add(&mut self.refused, other.refused);
         add(&mut self.first_touches, other.first_touches);
         add(&mut self.taken_over, other.taken_over);
@@ -258,7 +261,7 @@ impl Authority {
                 granted: lease.granted(),
                 spent: lease.spent(),
                 returned: lease.returned(),
-                demand: u64::from(lease.demand),
+                demand: u64::from(lease.demand()),
                 reclaim_in: lease.reclaim_at.since(now),
                 anchor_age: (holder.heard_at > Timestamp::ZERO).then(|| now.since(holder.heard_at)),
             }

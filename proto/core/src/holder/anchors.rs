@@ -10,7 +10,7 @@ use crate::time::{Term, Timestamp};
 /// seconds.
 const REMEMBERED: usize = 8192;
 /// Bounds of the time after which an unanswered request is sent again.
-const RETRY_MIN: Term = Term::from_millis(250);
+const RETRY_MIN: Term = Term::from_millis(500);
 const RETRY_MAX: Term = Term::from_seconds(2);
 
 /// A stream without other messages carries one this often.
@@ -112,8 +112,8 @@ mod tests {
         let mut trip = RoundTrip::default();
         let waits = |trip: RoundTrip| [0, 1, 2, 3, 9, u32::MAX].map(|a| trip.retry_after(a));
         let millis = |list: [u64; 6]| list.map(Term::from_millis);
-        assert_eq!(waits(trip), millis([250, 500, 1000, 2000, 2000, 2000]));
-        trip.sample(Term::from_millis(100));
-        assert_eq!(waits(trip), millis([400, 800, 1600, 2000, 2000, 2000]));
+        assert_eq!(waits(trip), millis([500, 1000, 2000, 2000, 2000, 2000]));
+        trip.sample(Term::from_millis(200));
+        assert_eq!(waits(trip), millis([800, 1600, 2000, 2000, 2000, 2000]));
     }
 }

@@ -77,6 +77,7 @@ impl Holder {
         }
         if let Status::Recall { keep } = answer.status {
             // Told again even if there was nothing to take: the authority waits for it.
+            let keep = keep.min(state.need(now)).max(state.awaited());
             state.take_back(keep, cell);
             state.owes_report = true;
             return;

@@ -1,7 +1,7 @@
 //! How a grant becomes spendable tokens: running totals, deadlines, and what is not believed.
 
 use super::sizing;
-use super::slot::{Lease, SlotState, Stage};
+use super::slot::{Brim, Lease, SlotState, Stage};
 use crate::cell::{CELL_TERM_MAX, LeaseCell, Rise, Tick, floor_to_tick};
 use crate::message::{Grant, HELD_MAX};
 use crate::time::{Term, Timestamp};
@@ -42,6 +42,11 @@ impl SlotState {
         lease.returned = lease.returned.plus(refused);
         self.owes_report |= !refused.is_zero();
         self.lease = Some(lease);
+        self.brim = if grant.headroom == Term::ZERO {
+            Brim::Far
+        } else {
+            Brim::At((now + grant.headroom).max(self.early_from))
+        };
 
         let gained = added.minus(refused);
         if !gained.is_zero() {

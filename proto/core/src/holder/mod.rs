@@ -309,6 +309,7 @@ impl Holder {
             self.forget(slot, *state, cell);
             return;
         }
+        state.watch_brim(now, cell);
         state.rearm_if_satisfied(now, self.trip.smoothed(), cell);
         let due = state.due(now, self.trip.smoothed(), cell);
         if state.listed.is_none() && (due || (state.introduce && self.connected)) {

@@ -30,6 +30,18 @@ pub(super) fn renew_at(last_grant: Tokens, demand_micro: u64, round_trip: Term) 
     )))
 }
 
+/// Nobody has asked for this long: what is unreported then is worth reporting, however little.
+pub(super) const CALM: Term = Term::from_millis(250);
+/// The pause after the first early report; each is twice as long as the one before.
+pub(super) const EARLY_PAUSE: Term = Term::from_millis(40);
+/// After a pause of this length a series of early reports is over.
+pub(super) const EARLY_PAUSE_MAX: Term = Term::from_millis(200);
+
+/// How much of what is held must be spent before an early report is worth its message.
+pub(super) fn early_part(held: Tokens) -> Tokens {
+    held.scale_down(1, 8).max(Tokens::new(2))
+}
+
 /// What to ask for: enough for `target` and for those who `wait`, but no more than `growth` beyond
 /// what waits, and no more than a cell can hold.
 pub(super) fn want(target: Tokens, waiting: Tokens, held: Tokens, growth: Tokens) -> Tokens {

@@ -67,6 +67,28 @@ pub(super) enum Open {
     },
 }
 
+/// How near the bucket is to being full, after which its refill is lost until somebody reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Brim {
+    /// It does not matter.
+    Far,
+    /// It will be by then.
+    At(Timestamp),
+    /// It is; the next spenders make a report worth while.
+    Reached,
+}
+
+/// A series of early reports, begun after callers left the slot alone for a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Early {
+    /// None is under way.
+    Off,
+    /// The next spenders begin one.
+    Watching,
+    /// The last one was followed by a pause of this length.
+    Paused(Term),
+}
+
 /// What a slot would tell the authority now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
@@ -165,6 +187,12 @@ pub(super) struct SlotState {
     pub(super) owes_report: bool,
     /// An idle lease was cut down to the warm floor.
     pub(super) trimmed: bool,
+    /// When the bucket is full unless somebody reports.
+    pub(super) brim: Brim,
+    /// How far a series of early reports is.
+    pub(super) early: Early,
+    /// No early report before this.
+    pub(super) early_from: Timestamp,
     /// Since closing began: forget the slot at this time, whatever the authority says.
     pub(super) closing: Option<Timestamp>,
     pub(super) timer: Option<Timestamp>,
@@ -210,6 +238,9 @@ impl SlotState {
             rearms: false,
             owes_report: false,
             trimmed: false,
+            brim: Brim::Far,
+            early: Early::Off,
+            early_from: Timestamp::ZERO,
             closing: None,
             timer: None,
             listed: None,
@@ -313,6 +344,14 @@ impl SlotState {
         lease.stage = Stage::Ended;
     }
 
+    /// What callers are expected to spend of what is held: nothing while nobody comes.
+    pub(super) fn need(&self, now: Timestamp) -> Tokens {
+        if now >= self.active + sizing::CALM {
+            return Tokens::ZERO;
+        }
+        sizing::target(self.demand.micro(), self.settings.horizon)
+    }
+
     /// Cuts a live lease down to `keep`.
     pub(super) fn take_back(&mut self, keep: Tokens, cell: &LeaseCell) {
         if let Some(lease) = self.lease.as_mut()
@@ -320,6 +359,55 @@ impl SlotState {
         {
             lease.returned = lease.returned.plus(cell.take_back(keep));
         }
+    }
+
+    /// Reports early when the bucket is full, since its refill is lost until somebody does.
+    ///
+    /// Only a holder that was left alone for a moment does so: what little is unreported then, and
+    /// the first of what is spent when callers come back, each time after a longer pause. Under
+    /// lasting load the usual renewals report soon enough.
+    pub(super) fn watch_brim(&mut self, now: Timestamp, cell: &LeaseCell) {
+        match self.brim {
+            Brim::At(at) if now >= at => self.brim = Brim::Reached,
+            Brim::Reached => {}
+            Brim::Far | Brim::At(_) => return,
+        }
+        let quiet = matches!(self.open, Open::Nothing) && self.closing.is_none();
+        let Some(lease) = self.lease.filter(|l| quiet && l.stage == Stage::Live) else {
+            return;
+        };
+        let calm = now >= self.active + sizing::CALM;
+        if calm && self.early != Early::Watching {
+            self.early = Early::Watching;
+            let held = self.held(cell);
+            cell.set_renew_at(held.less(sizing::early_part(held)));
+            cell.rearm();
+        }
+        let pause = match self.early {
+            Early::Off => return,
+            Early::Watching => sizing::EARLY_PAUSE,
+            Early::Paused(pause) => pause + pause,
+        };
+        let unreported = lease.noticed.less(lease.reported);
+        let worth = if calm {
+            Tokens::ONE
+        } else {
+            sizing::early_part(self.held(cell))
+        };
+        if unreported < worth || self.owes_report {
+            return;
+        }
+        self.owes_report = true;
+        self.brim = Brim::Far;
+        if calm {
+            return;
+        }
+        self.early_from = now + pause;
+        self.early = if pause > sizing::EARLY_PAUSE_MAX {
+            Early::Off
+        } else {
+            Early::Paused(pause)
+        };
     }
 
     pub(super) fn policy_changed(&mut self, settings: SlotSettings) {
@@ -346,7 +434,11 @@ impl SlotState {
         }
         if self.touched && self.wish(round_trip, cell).is_zero() {
             self.touched = false;
-            cell.set_renew_at(self.held(cell).scale_down(1, 2));
+            let held = self.held(cell);
+            cell.set_renew_at(match self.brim {
+                Brim::Reached if self.early != Early::Off => held.less(sizing::early_part(held)),
+                _ => held.scale_down(1, 2),
+            });
             cell.rearm();
         }
     }
@@ -371,13 +463,22 @@ impl SlotState {
         };
         let keeping = connected && matches!(self.open, Open::Nothing) && self.closing.is_none();
         let kept = live.filter(|_| keeping);
+        let brim = match self.brim {
+            _ if !matches!(self.open, Open::Nothing) => None,
+            Brim::At(at) => Some(at),
+            Brim::Reached => Some(self.active + sizing::CALM),
+            _ => None,
+        };
         let times = [
+            brim.filter(|_| live.is_some() && connected),
             live.map(|lease| lease.deadline),
             self.closing,
             request,
             report.filter(|_| connected),
             kept.filter(|_| !self.idle(now)).map(|_| self.renewal_at()),
             kept.map(|_| self.active + self.settings.idle_return),
+            // Spending gives no sign: to know whether callers have left, look.
+            kept.map(|_| self.active + sizing::CALM),
         ];
         // What is due already was listed, or waits for something else.
         times.into_iter().flatten().filter(|at| *at > now).min()

@@ -61,20 +61,20 @@ impl LeaseSettings {
     }
 
     /// The span of demand that a grant should cover: 10 ms to 60 s and at most
-    /// [`term_max`](Self::term_max), default 500 ms.
+    /// [`term_max`](Self::term_max), default 375 ms.
     #[must_use]
     pub fn horizon(&self) -> Term {
         self.horizon.min(self.term_max)
     }
 
-    /// The horizon as it applies to a limit: [`horizon`](Self::horizon), or the time in which half
-    /// of what may be out (the share of the capacity) refills, if that is shorter, so that
-    /// everybody's grants fit under the cap.
+    /// The horizon as it applies to a limit: [`horizon`](Self::horizon), or the time in which what
+    /// may be out (the share of the capacity) refills, if that is shorter, so that everybody's
+    /// grants fit under the cap.
     #[must_use]
     pub fn horizon_for(&self, limit: &Limit) -> Term {
-        let half_share = limit.capacity().scale_down(self.share_per_mille(), 2000);
+        let share = limit.capacity().scale_down(self.share_per_mille(), 1000);
         self.horizon()
-            .min(limit.rate().time_for(half_share.max(Tokens::ONE)))
+            .min(limit.rate().time_for(share.max(Tokens::ONE)))
     }
 
     /// The longest term of a lease: 100 ms to 300 s, default 10 s. It bounds every ghost.

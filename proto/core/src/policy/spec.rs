@@ -304,7 +304,7 @@ pub struct LeaseSpec {
     /// The share of the capacity that may be out at a time, in thousandths, 1 to 1000. The rest
     /// stays available at once after a crash. Default 800.
     pub share_per_mille: u32,
-    /// The span of demand that a grant should cover, 10 ms to 60 s. Default 500 ms.
+    /// The span of demand that a grant should cover, 10 ms to 60 s. Default 375 ms.
     pub horizon: Span,
     /// The longest term of a lease, 100 ms to 300 s. What a crashed gateway held is lost for this
     /// long, and a fail-over counts old exposure for this long; shorter terms cost more messages.
@@ -320,7 +320,7 @@ impl Default for LeaseSpec {
     fn default() -> Self {
         Self {
             share_per_mille: 800,
-            horizon: Term::from_millis(500).into(),
+            horizon: Term::from_millis(375).into(),
             term_max: Term::from_seconds(10).into(),
             idle_return: Term::from_seconds(2).into(),
             warm_floor: 0,

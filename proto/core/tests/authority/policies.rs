@@ -42,6 +42,9 @@ fn lowering_leaves_a_debt_that_is_reported_and_paid_first() {
     world.apply(at(0), lower);
     assert_eq!((world.outstanding, world.owed), (tokens(40), tokens(20)));
     assert_eq!(world.inspect(at(0), "k").available, -20);
+    // What is out is asked for, so that the debt is paid sooner.
+    let keep = tokens(0);
+    assert_eq!(world.status(), Status::Recall { keep });
     let mut other = world.connect(at(0), 2);
     other.ask(&mut world, at(0), "k", want(1));
     assert!(matches!(world.status(), Status::Queued { .. }));

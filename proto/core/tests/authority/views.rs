@@ -67,6 +67,7 @@ fn a_preview_says_what_the_change_then_finds_and_changes_nothing() {
 fn demand_and_stranded_tokens_are_read_off_the_buckets() {
     let mut spec = policy(100, 1000, 1000);
     spec.lease.term_max = "1s".parse().expect("a span");
+    spec.lease.horizon = "500ms".parse().expect("a span");
     let mut world = World::new(spec);
     let mut one = world.connect(at(0), 1);
     let mut two = world.connect(at(0), 2);
@@ -83,7 +84,7 @@ fn demand_and_stranded_tokens_are_read_off_the_buckets() {
     assert_eq!(amounts(&demand), named(&[("b", 400), ("a", 90)]));
     assert_eq!(demand[1].outstanding, tokens(80));
     assert!(demand.iter().all(|one| one.error == 0));
-    // Half a second of demand is used up; the rest is held for nothing.
+    // Half a second of demand, the horizon, is used up; the rest is held for nothing.
     let stranded = top(&mut world, 0, &query(TopOrder::Stranded));
     assert_eq!(amounts(&stranded), named(&[("a", 40), ("c", 5)]));
     // The leases are over, though nobody has looked at the buckets since.

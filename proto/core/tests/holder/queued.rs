@@ -98,7 +98,7 @@ fn a_lease_that_ends_while_a_wish_is_queued_is_given_back_at_once() {
 fn a_repeat_keeps_the_sequence_and_tells_the_counters_of_now() {
     let (mut rig, _, request) = leased_and_asking();
     assert!(rig.spend(4));
-    rig.pass_millis(250);
+    rig.pass_millis(500);
     let (number, again) = rig.one();
     assert_eq!(again.sequence, request.sequence);
     assert_eq!((again.spent, again.want), (tokens(4), request.want));
@@ -117,6 +117,8 @@ fn a_report_without_a_mark_left_is_made_up_for_once_the_deadline_has_risen() {
     let mut told = 0;
     // The marks of one deadline are used up by reports within one tick.
     for _ in 0..8 {
+        // Enough demand to need all of it.
+        rig.cell().refuse(tokens(1_000));
         assert!(rig.spend(1));
         let number = MessageNumber::new(2);
         let request = quota_core::message::LeaseRequest {

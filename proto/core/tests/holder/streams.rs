@@ -71,7 +71,7 @@ fn a_retry_repeats_the_sequence_and_crossing_replies_grant_once() {
     let mut rig = Rig::ready();
     rig.touch(1);
     let (first, request) = rig.one();
-    rig.pass_millis(249);
+    rig.pass_millis(499);
     assert!(rig.sent().is_empty());
     rig.pass_millis(1);
     let (second, again) = rig.one();
@@ -80,7 +80,7 @@ fn a_retry_repeats_the_sequence_and_crossing_replies_grant_once() {
         (request.sequence, request.want)
     );
     assert!(second > first);
-    rig.pass_millis(500);
+    rig.pass_millis(1000);
     let (third, _) = rig.one();
     // The answers to all three arrive, the newest first.
     for anchor in [third, first, second] {
@@ -139,13 +139,13 @@ fn a_lease_outlives_its_stream_and_is_introduced_to_the_next() {
         key: sent[0].introductions[0].number,
         sequence: Sequence::new(1),
         grant: None,
-        status: Status::Recall { keep: tokens(5) },
+        status: Status::Recall { keep: tokens(2) },
     };
     let anchor = sent[0].number;
     rig.input(Input::Answer { anchor, answer });
-    assert_eq!(rig.left(), 5);
+    assert_eq!(rig.left(), 2);
     let (_, report) = rig.one();
-    assert_eq!((report.spent, report.returned), (tokens(1), tokens(14)));
+    assert_eq!((report.spent, report.returned), (tokens(1), tokens(17)));
     assert!(report.want.is_zero() && !report.release);
 }
 

@@ -63,6 +63,7 @@ pub fn grant(counter: u64, granted: u64, term: Term) -> Grant {
         lease: lease(counter),
         granted: tokens(granted),
         term,
+        headroom: Term::ZERO,
         version: PolicyVersion::new(7),
     }
 }

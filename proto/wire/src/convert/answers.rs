@@ -12,6 +12,11 @@ use crate::malformed::Malformed;
 use crate::proto as wire;
 use crate::proto::AnswerStatus as Code;
 
+/// Nanoseconds in the unit of the column of head rooms.
+const MILLI: u64 = 1_000_000;
+/// The longest head room that is told, in milliseconds.
+const HEADROOM_MAX: u64 = 4_294_967_295;
+
 /// One message of an authority about leases: replies and pushes that share an anchor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthorityMessage {
@@ -48,6 +53,7 @@ fn encode_batch(anchor: MessageNumber, answers: &[Answer]) -> wire::AnswerBatch 
         version: of_grant(|g| g.version.get()),
         status: column::encode(answers, |a| Some(encode_status(a.status).0)),
         detail: column::encode(answers, |a| Some(encode_status(a.status).1)),
+        headroom_millis: of_grant(|g| g.headroom.as_nanos() / MILLI),
     }
 }
 
@@ -68,6 +74,7 @@ pub fn decode(batch: &wire::AnswerBatch) -> Result<AuthorityMessage, Malformed> 
         version: read("answers.version", batch.version.as_ref())?,
         status: read("answers.status", batch.status.as_ref())?,
         detail: read("answers.detail", batch.detail.as_ref())?,
+        headroom_millis: read("answers.headroom_millis", batch.headroom_millis.as_ref())?,
     };
     let answers = keys
         .iter()
@@ -89,6 +96,7 @@ struct Columns<'a> {
     version: Column<'a>,
     status: Column<'a>,
     detail: Column<'a>,
+    headroom_millis: Column<'a>,
 }
 
 impl Columns<'_> {
@@ -113,6 +121,7 @@ impl Columns<'_> {
             },
             granted: Tokens::new(self.granted.within(index, 0, TOTAL_MAX)?),
             term: Term::from_nanos(self.term_nanos.at(index)),
+            headroom: Term::from_millis(self.headroom_millis.within(index, 0, HEADROOM_MAX)?),
             version: PolicyVersion::new(self.version.at(index)),
         }))
     }

@@ -134,14 +134,21 @@ pub(crate) fn refusal() -> impl Strategy<Value = Refusal> {
 }
 
 pub(crate) fn answer() -> impl Strategy<Value = Answer> {
-    let grant = (lease_id(), tokens(TOTAL_MAX), term(), number(0, u64::MAX)).prop_map(
-        |(lease, granted, term, version)| Grant {
+    let millis = number(0, u64::from(u32::MAX));
+    let grant = (
+        lease_id(),
+        tokens(TOTAL_MAX),
+        term(),
+        millis,
+        number(0, u64::MAX),
+    )
+        .prop_map(|(lease, granted, term, millis, version)| Grant {
             lease,
             granted,
             term,
+            headroom: Term::from_millis(millis),
             version: PolicyVersion::new(version),
-        },
-    );
+        });
     let identity = (any::<u32>(), number(1, TOTAL_MAX));
     (identity, option::of(grant), status()).prop_map(|((key, sequence), grant, status)| Answer {
         key: KeyNumber::new(key),

@@ -115,7 +115,7 @@ mod tests {
         after.limit.burst = Some(9);
         after.lease.horizon = Term::from_millis(250).into();
         let expected = [
-            "    lease.horizon: \"500ms\" -> \"250ms\"",
+            "    lease.horizon: \"375ms\" -> \"250ms\"",
             "  + limit.burst: 9",
             "    limit.tokens: 5 -> 6",
         ];

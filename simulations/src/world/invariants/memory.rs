@@ -74,7 +74,9 @@ impl World {
         };
         let stats = tenure.authority.stats();
         self.hit(Sometimes::FloodForgotten);
-        if stats.buckets > watched {
+        // A request that still waits keeps its bucket: one of the flood may be served only when its
+        // holder is heard again.
+        if stats.buckets > watched + stats.waiting {
             let after = Term::from_nanos(self.time - self.liar.flooded_at());
             self.fail(
                 MEMORY,
