@@ -98,7 +98,7 @@ fn each_sabotage_of_the_world_is_caught() {
         (Sabotage::TornBatch, 100),
         (Sabotage::NoFence, 100),
         (Sabotage::LateSettle, 300),
-        (Sabotage::TenureFromAnswer, 1000),
+        (Sabotage::TenureFromAnswer, 2000),
         (Sabotage::TenureUnchecked, 100),
         (Sabotage::ClockBeforeDebit, 1000),
         (Sabotage::LiarSpendsReturns, 100),
