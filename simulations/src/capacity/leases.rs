@@ -35,8 +35,11 @@ const WRITE: u64 = 4_000_000;
 /// If the workload's limit is no valid one.
 #[must_use]
 pub fn policy(workload: &Workload) -> Policy {
-    let spec = PolicySpec::new("capacity", &["key"], workload.limit);
-    Policy::parse(spec, PolicyVersion::new(1)).expect("a workload's limit is a valid one")
+    Policy::parse(spec(workload), PolicyVersion::new(1)).expect("a workload's limit is a valid one")
+}
+
+fn spec(workload: &Workload) -> PolicySpec {
+    PolicySpec::new("capacity", &["key"], workload.limit)
 }
 
 /// The one key of a workload.
@@ -117,7 +120,7 @@ impl Fleet {
     /// If `lease` is not valid for the workload's limit.
     #[must_use]
     pub fn new(workload: &Workload, lease: Option<LeaseSpec>) -> Self {
-        let mut spec = PolicySpec::new("capacity", &["key"], workload.limit);
+        let mut spec = spec(workload);
         if let Some(lease) = lease {
             spec.lease = lease;
         }

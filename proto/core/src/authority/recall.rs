@@ -7,7 +7,7 @@
 use alloc::vec::Vec;
 
 use super::{Authority, Effect, sizing};
-use crate::message::{Answer, Status};
+use crate::message::Status;
 use crate::time::{Term, Timestamp};
 use crate::tokens::Tokens;
 
@@ -51,7 +51,7 @@ impl Authority {
         let starving = refilled.is_none_or(|term| term > horizon.max(RECALL_AFTER));
         if starving {
             self.recall(now, slot, fair, goal + goal, false, effects);
-        } else if cap.less(bucket.ledger.outstanding) < goal {
+        } else if self.reach(slot) < goal {
             self.recall(now, slot, fair, goal + goal, true, effects);
         }
     }
@@ -88,6 +88,7 @@ impl Authority {
         for (place, lease) in bucket.leases.as_slice().iter().enumerate() {
             let holder = self.holders.get(lease.holder);
             let reachable = holder.stream.is_some()
+                && holder.anchor.get() > 0
                 && holder
                     .number(lease.number)
                     .is_ok_and(|known| (known.slot, known.generation) == (slot, generation));
@@ -115,20 +116,9 @@ impl Authority {
             lease.set_recalled();
             let stats = &mut self.policies.get_mut(bucket.policy).stats;
             stats.recalls = stats.recalls.saturating_add(1);
-            let holder = self.holders.get(lease.holder);
-            if let Some(stream) = holder.stream {
-                effects.push(Effect::Answer {
-                    incarnation: holder.incarnation,
-                    stream,
-                    anchor: holder.anchor,
-                    answer: Answer {
-                        key: lease.number,
-                        sequence: lease.sequence,
-                        grant: None,
-                        status: Status::Recall { keep },
-                    },
-                });
-            }
+            let (holder, number, sequence) = (lease.holder, lease.number, lease.sequence);
+            let status = Status::Recall { keep };
+            self.answer(holder, number, sequence, None, status, effects);
         }
     }
 }

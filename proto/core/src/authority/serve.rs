@@ -148,13 +148,10 @@ impl Authority {
     /// needs are out. Those behind it must then know that they wait, and report what they spend.
     fn is_blocked(&self, slot: u32) -> bool {
         let bucket = self.buckets.get(slot);
-        let policy = self.policies.get(bucket.policy);
-        let limit = &policy.class(bucket.class).limit;
-        let cap = sizing::live_cap(&bucket.ledger, limit, policy.settings());
-        let least = bucket.queue.as_ref().and_then(|queue| queue.at(0));
-        least.is_some_and(|front| {
-            front.least > cap.less(bucket.ledger.outstanding)
-                || bucket.ledger.time_until(front.least, limit).is_none()
+        let front = bucket.queue.as_ref().and_then(|queue| queue.at(0));
+        front.is_some_and(|front| {
+            let refilled = bucket.ledger.time_until(front.least, self.limit_of(slot));
+            front.least > self.reach(slot) || refilled.is_none()
         })
     }
 
@@ -206,7 +203,7 @@ impl Authority {
 
     /// How many tokens a request gets now; `None` if it must wait.
     fn amount(&mut self, now: Timestamp, slot: u32, waiter: &Waiter) -> Option<Tokens> {
-        let claimants = self.claimants(slot);
+        let quantum = self.quantum(now, slot, waiter);
         let bucket = self.buckets.get_mut(slot);
         let policy = self.policies.get(bucket.policy);
         let settings = policy.settings();
@@ -218,15 +215,6 @@ impl Authority {
             .saturating_sub(1);
         let fair = sizing::fair_hold(waiter.holder, &bucket.leases, waiting, cap, limit, settings);
         let held = bucket.held_by(waiter.holder);
-        let quantum = sizing::quantum(
-            waiter.holder,
-            waiter.demand,
-            bucket.scarce.lasted(now),
-            &bucket.leases,
-            claimants,
-            limit,
-            settings,
-        );
         // What is scarce is not kept in stock beyond what is expected to be spent.
         let plenty = limit.rate().tokens_in(settings.horizon_for(limit));
         let fair = if bucket.scarce.holds(now) && ledger.takeable(limit) < plenty {
@@ -375,24 +363,37 @@ impl Authority {
         waiters.find(|w| self.is_fresh(now, slot, w)).copied()
     }
 
-    /// How many tokens must be there for this waiting request to be served.
+    /// How many tokens must be there for this waiting request to be served. No serving is more than
+    /// what can be there while others keep what they hold.
     pub(super) fn goal(&self, now: Timestamp, slot: u32, waiter: &Waiter) -> Tokens {
+        let quantum = self.quantum(now, slot, waiter);
+        quantum
+            .min(waiter.want)
+            .min(self.reach(slot))
+            .max(waiter.least)
+    }
+
+    /// One serving of this bucket to this holder.
+    fn quantum(&self, now: Timestamp, slot: u32, waiter: &Waiter) -> Tokens {
         let bucket = self.buckets.get(slot);
         let policy = self.policies.get(bucket.policy);
-        let limit = &policy.class(bucket.class).limit;
-        let quantum = sizing::quantum(
+        sizing::quantum(
             waiter.holder,
             waiter.demand,
             bucket.scarce.lasted(now),
             &bucket.leases,
             self.claimants(slot),
-            limit,
+            &policy.class(bucket.class).limit,
             policy.settings(),
-        );
-        let cap = sizing::live_cap(&bucket.ledger, limit, policy.settings());
-        // No serving is more than what can be there while others keep what they hold.
-        let reach = cap.less(bucket.ledger.outstanding);
-        quantum.min(waiter.want).min(reach).max(waiter.least)
+        )
+    }
+
+    /// How many more tokens may be out.
+    pub(super) fn reach(&self, slot: u32) -> Tokens {
+        let bucket = self.buckets.get(slot);
+        let settings = self.policies.get(bucket.policy).settings();
+        let cap = sizing::live_cap(&bucket.ledger, self.limit_of(slot), settings);
+        cap.less(bucket.ledger.outstanding)
     }
 
     fn waiter_at(&self, slot: u32, place: usize) -> Option<Waiter> {
