@@ -1,8 +1,8 @@
 //! Runs the virtual world: `simulations safety --seeds 10000`, or one seed to replay it, and
-//! `simulations sizing`.
+//! `simulations capacity`.
 
 mod mutants;
-mod sizing;
+mod planning;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -29,11 +29,11 @@ enum Command {
     /// Exits with 0 only if nothing was violated. Every violation prints the command that replays
     /// it.
     Safety(Safety),
-    /// How much of a limit a fleet can use and what that costs, against the targets of sizing.
+    /// How much of a limit a fleet can use and what that costs: leases beside what people do instead.
     ///
-    /// A world without faults, one key, Poisson arrivals. Exits with 0 only if every target is
-    /// reached.
-    Sizing(sizing::Options),
+    /// A world without faults, one key, Poisson arrivals, deterministic. With --check, the targets
+    /// of lease sizing.
+    Capacity(planning::Options),
 }
 
 /// What `safety` runs.
@@ -115,7 +115,7 @@ fn fault(flag: &str) -> Result<Fault, String> {
 fn main() -> anyhow::Result<ExitCode> {
     match Arguments::parse().command {
         Command::Safety(options) => safety(options),
-        Command::Sizing(options) => Ok(sizing::run(&options)),
+        Command::Capacity(options) => Ok(planning::measure(&options)),
     }
 }
 

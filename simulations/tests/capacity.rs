@@ -1,10 +1,11 @@
 //! What sizing reaches in the virtual world: the targets with a seed each, and what happens when a
 //! gateway dies or hoards.
 
+use simulations::capacity::alternatives::WAYS;
 use simulations::capacity::leases::Fleet;
 use simulations::capacity::limiter::{Decided, Limiter};
 use simulations::capacity::targets::targets;
-use simulations::capacity::workload::{Request, SECOND, Workload};
+use simulations::capacity::workload::{Change, Event, Pattern, Request, Routing, SECOND, Workload};
 use simulations::capacity::{run, run_with};
 
 /// Two targets are not reached; see `ARCHITECTURE.md` for what bounds them. They are held to what is
@@ -122,4 +123,66 @@ fn idle_tokens_go_to_whoever_starves_within_three_round_trips() {
     }
     let took = moved.expect("it got them") - starving.expect("it starved");
     assert!(took <= 3 * 5_000_000 + 2 * 4_000_000, "{took} ns");
+}
+
+/// What is published of the alternatives, on a workload of ours: the central bucket loses nothing at
+/// two messages a request, a part each is exact and strands what is not asked for where it lies, and
+/// the whole limit each lets as many times the limit through as there are gateways.
+#[test]
+fn alternatives_do_what_is_known_of_them() {
+    let mut workload = Workload::new(10, 100, 100).loaded(20_000);
+    workload.length = 10 * SECOND;
+    let of = |name: &str, workload: &Workload| {
+        let way = WAYS.iter().find(|way| way.name == name).expect("a way");
+        run(workload, 7, &mut *way.limiter(workload))
+    };
+    let central = of("central-bucket", &workload);
+    assert_eq!(central.overshoot, 0);
+    assert!(central.utilisation > 0.998, "{}", central.utilisation);
+    assert_eq!(central.traffic.messages, 2 * central.requests);
+    assert_eq!(
+        central.wait_p50 as u64, 4,
+        "a round trip of 5 ms, within a part in 64"
+    );
+    let full = of("full-limit-each", &workload);
+    assert!(full.utilisation > 9.5, "{}", full.utilisation);
+    assert!(full.overshoot > 9 * 1_000, "{}", full.overshoot);
+
+    let skewed = workload.loaded(1_200).spread(Pattern::Skewed);
+    let share = of("nth-share", &skewed);
+    assert_eq!((share.overshoot, share.traffic.messages), (0, 0));
+    // The busy gateway gets a tenth instead of half, and the rest cannot use what it lacks.
+    assert!(share.utilisation < 0.8, "{}", share.utilisation);
+    assert!(share.stranded_harmful > 0.02, "{}", share.stranded_harmful);
+    assert_eq!(of("sliding-log", &skewed).overshoot, 0);
+    assert_eq!(of("eight-parts", &skewed).overshoot, 0);
+}
+
+#[test]
+fn a_fleet_of_many_keys_keeps_every_limit_while_gateways_come_and_go() {
+    let mut workload = Workload::new(12, 20, 20)
+        .loaded(100_000)
+        .keyed(1_000, Routing::Any);
+    workload.length = 15 * SECOND;
+    let event = |seconds, gateway, change| Event {
+        at: seconds * SECOND,
+        gateway,
+        change,
+    };
+    workload.events = vec![
+        event(2, 0, Change::Joins),
+        event(4, 1, Change::Leaves),
+        event(5, 2, Change::Dies),
+        event(6, 3, Change::CutOff),
+        event(9, 3, Change::Heals),
+    ];
+    let once = run(&workload, 3, &mut Fleet::new(&workload, None));
+    let again = run(&workload, 3, &mut Fleet::new(&workload, None));
+    assert_eq!(once.overshoot, 0);
+    assert!(once.utilisation > 0.8, "{}", once.utilisation);
+    assert_eq!(
+        (once.admitted, once.traffic),
+        (again.admitted, again.traffic)
+    );
+    assert!(once.by_gateway.iter().all(|admitted| *admitted > 0));
 }

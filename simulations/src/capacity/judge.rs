@@ -1,76 +1,70 @@
-//! What a run is worth: against the un-split ideal bucket on the same arrivals, and per message.
+//! Watches a run: against the un-split ideal bucket on the same arrivals, and per message.
 
-use std::collections::BTreeSet;
+use std::collections::{HashMap, HashSet};
 
 use quota_core::time::Timestamp;
 use quota_core::tokens::Tokens;
-use serde::Serialize;
 
-use super::limiter::{Decided, Limiter};
-use super::workload::{Request, Workload};
-use crate::oracle::{IdealBucket, IdealLimit};
+use super::figures::{Figures, Moment, max_min};
+use super::histogram::Histogram;
+use super::limiter::{Decided, Footprint, Limiter};
+use super::workload::{Request, SECOND, Workload};
+use crate::oracle::{IdealBucket, IdealLimit, Violation};
 
-/// Harmful stranding is sampled this often, in nanoseconds.
-const SAMPLE: u64 = 100_000_000;
-
-/// The figures of a run. Fractions are of one.
-#[derive(Clone, Debug, Serialize)]
-pub struct Figures {
-    /// Requests that arrived.
-    pub requests: u64,
-    /// Requests that the limiter admitted.
-    pub admitted: u64,
-    /// Requests that the ideal bucket admits.
-    pub ideal: u64,
-    /// What was admitted of what the ideal bucket admits.
-    pub utilisation: f64,
-    /// Of all requests, those that were refused though the ideal bucket admits them.
-    pub false_refusals: f64,
-    /// Tokens beyond `capacity + rate × window`, over the worst window.
-    pub overshoot: u64,
-    /// Messages per second and gateway, both directions together.
-    pub messages: f64,
-    /// Buckets mentioned per second and gateway, both directions together.
-    pub items: f64,
-    /// Jain's index over what the gateways were admitted after the first second.
-    pub jain: f64,
-    /// How far the gateway that is furthest off is from its max–min fair share of what all were
-    /// admitted, given what each was asked for, as a part of that share.
-    pub unfairness: f64,
-    /// Tokens with the gateways: mean over time, as a share of the capacity.
-    pub held: f64,
-    /// The same while somebody was refused.
-    pub stranded: f64,
-    /// Waits of requests that were admitted late: how many, and the 99th percentile in ms.
-    pub waited: u64,
-    /// See `waited`.
-    pub wait_p99: f64,
-    /// Admissions by gateway, after the first second.
-    pub by_gateway: Vec<u64>,
-}
+/// What is held is looked at this often, in nanoseconds: often for one key, more seldom where each
+/// look passes over a million.
+const SAMPLE: u64 = SECOND / 10;
+const SAMPLE_MANY: u64 = SECOND;
 
 /// Watches a run.
 #[derive(Debug)]
 pub struct Judge<'a> {
     workload: &'a Workload,
-    /// Fed with what the limiter admits: below zero is overshoot.
-    real: IdealBucket,
-    overshoot: u64,
-    /// Fed with all that it can admit.
-    ideal: IdealBucket,
-    ideal_admits: BTreeSet<u64>,
+    limit: IdealLimit,
+    keys: HashMap<u32, Box<KeyJudge>>,
+    /// Requests that the ideal bucket admits and that are not decided yet.
+    ideal_admits: HashSet<u64>,
     requests: u64,
     admitted: u64,
     ideal_admitted: u64,
-    false_refusals: u64,
+    /// Refused though the ideal bucket admits them, and the other way round.
+    falsely_refused: u64,
+    falsely_admitted: u64,
+    overshoot: u64,
     by_gateway: Vec<u64>,
     asked: Vec<u64>,
-    waits: Vec<u64>,
+    waited: u64,
+    admitted_requests: u64,
+    waits: Histogram,
+    every: u64,
     sampled: u64,
-    samples: u64,
-    held: u64,
-    stranded: u64,
-    refused_in_sample: bool,
+    samples: Samples,
+    /// Keys that were refused since the last sample.
+    refused: Vec<u32>,
+    moments: Vec<Moment>,
+    moment: Moment,
+}
+
+/// One key's buckets.
+#[derive(Debug)]
+struct KeyJudge {
+    /// Fed with what the limiter admits: below zero is overshoot.
+    real: IdealBucket,
+    /// Fed with all that it can admit.
+    ideal: IdealBucket,
+    /// Tokens refused since the last sample, and where.
+    refused: u64,
+    refusing: Vec<u32>,
+}
+
+#[derive(Debug, Default)]
+struct Samples {
+    /// In millionths of the capacity of all keys that were asked for.
+    held: Histogram,
+    held_sum: f64,
+    harmful_sum: f64,
+    count: u64,
+    footprint: Footprint,
 }
 
 impl<'a> Judge<'a> {
@@ -80,50 +74,100 @@ impl<'a> Judge<'a> {
     /// If the workload's limit is no valid one.
     #[must_use]
     pub fn new(workload: &'a Workload) -> Self {
-        let limit = ideal_limit(workload);
+        let gateways = usize::try_from(workload.gateways).expect("32 bits fit");
         Self {
             workload,
-            real: IdealBucket::new(limit),
-            overshoot: 0,
-            ideal: IdealBucket::new(limit),
-            ideal_admits: BTreeSet::new(),
+            limit: ideal_limit(workload),
+            keys: HashMap::new(),
+            ideal_admits: HashSet::new(),
             requests: 0,
             admitted: 0,
             ideal_admitted: 0,
-            false_refusals: 0,
-            by_gateway: vec![0; usize::try_from(workload.gateways).expect("32 bits fit")],
-            asked: vec![0; usize::try_from(workload.gateways).expect("32 bits fit")],
-            waits: Vec::new(),
+            falsely_refused: 0,
+            falsely_admitted: 0,
+            overshoot: 0,
+            by_gateway: vec![0; gateways],
+            asked: vec![0; gateways],
+            waited: 0,
+            admitted_requests: 0,
+            waits: Histogram::default(),
+            every: if workload.keys == 1 {
+                SAMPLE
+            } else {
+                SAMPLE_MANY
+            },
             sampled: 0,
-            samples: 0,
-            held: 0,
-            stranded: 0,
-            refused_in_sample: false,
+            samples: Samples::default(),
+            refused: Vec::new(),
+            moments: Vec::new(),
+            moment: Moment::default(),
         }
     }
 
+    /// When the next sample is due: call [`Judge::sample`] before anything later happens.
+    #[must_use]
+    pub const fn next_sample(&self) -> u64 {
+        self.sampled + self.every
+    }
+
+    /// Looks at what is held.
+    pub fn sample<L: Limiter + ?Sized>(&mut self, limiter: &mut L) {
+        self.sampled += self.every;
+        let now = self.sampled;
+        let capacity = self.limit.capacity.get() as f64;
+        let all = capacity * (self.keys.len().max(1)) as f64;
+        let held = limiter.held(now);
+        let mut harmful = 0;
+        for key in std::mem::take(&mut self.refused) {
+            let judge = self.keys.get_mut(&key).expect("it was asked for");
+            let refused = std::mem::take(&mut judge.refused);
+            let refusing = std::mem::take(&mut judge.refusing);
+            let idle = limiter.out_of_reach(now, key, &refusing);
+            harmful += refused.min(idle);
+        }
+        let samples = &mut self.samples;
+        samples.count += 1;
+        samples.held.add((held as f64 / all * 1e6) as u64, 1);
+        samples.held_sum += held as f64 / all;
+        samples.harmful_sum += harmful as f64 / all;
+        let footprint = limiter.footprint();
+        if footprint.bytes > samples.footprint.bytes {
+            samples.footprint = footprint;
+        }
+        let state = limiter.key_state(now, 0);
+        let moment = std::mem::take(&mut self.moment);
+        self.moments.push(Moment {
+            at: now,
+            held,
+            available: state.map(|state| state.available),
+            outstanding: state.map_or(0, |state| state.outstanding),
+            ..moment
+        });
+    }
+
     /// A request has arrived and will be offered next.
-    pub fn arrived(&mut self, request: &Request, limiter: &dyn Limiter) {
+    pub fn arrived(&mut self, request: &Request) {
         self.requests += 1;
-        while request.at >= self.sampled + SAMPLE {
-            self.sampled += SAMPLE;
-            let held = limiter.held(request.key).get();
-            self.samples += 1;
-            self.held += held;
-            if std::mem::take(&mut self.refused_in_sample) {
-                self.stranded += held;
-            }
+        self.moment.asked += request.cost;
+        if request.at >= SECOND {
+            self.asked[place(request)] += request.cost;
         }
-        if request.at >= super::workload::SECOND {
-            let place = usize::try_from(request.gateway).expect("32 bits fit");
-            self.asked[place] += request.cost;
-        }
+        let limit = self.limit;
+        let judge = self.keys.entry(request.key).or_insert_with(|| {
+            Box::new(KeyJudge {
+                real: IdealBucket::new(limit),
+                ideal: IdealBucket::new(limit),
+                refused: 0,
+                refusing: Vec::new(),
+            })
+        });
         let at = Timestamp::from_nanos(request.at);
-        let level = self.ideal.level(at).expect("arrivals are in order");
+        let level = judge.ideal.level(at).expect("arrivals are in order");
         if level >= i128::from(request.cost) {
             let cost = Tokens::new(request.cost);
-            self.ideal.admit(at, cost).expect("there is enough");
+            judge.ideal.admit(at, cost).expect("there is enough");
             self.ideal_admitted += request.cost;
+            self.moment.ideal += request.cost;
             self.ideal_admits.insert(request.number);
         }
     }
@@ -131,100 +175,91 @@ impl<'a> Judge<'a> {
     /// Takes note of decisions, in time order.
     pub fn decided(&mut self, decided: &mut Vec<Decided>) {
         for decision in decided.drain(..) {
-            let request = decision.request;
-            let ideal = self.ideal_admits.remove(&request.number);
-            if !decision.admitted {
-                self.refused_in_sample = true;
-                self.false_refusals += u64::from(ideal);
-                continue;
-            }
-            self.admitted += request.cost;
-            let at = Timestamp::from_nanos(decision.at);
-            if let Err(violation) = self.real.admit(at, Tokens::new(request.cost)) {
-                let crate::oracle::Violation::Exceeded { excess, .. } = violation else {
-                    panic!("decisions are in order: {violation}");
-                };
-                self.overshoot = self.overshoot.max(excess.get());
-            }
-            if decision.at > request.at {
-                self.waits.push(decision.at - request.at);
-            }
-            if decision.at >= super::workload::SECOND {
-                let place = usize::try_from(request.gateway).expect("32 bits fit");
-                self.by_gateway[place] += request.cost;
-            }
+            self.decision(&decision);
         }
     }
 
-    /// The figures of the run that is over.
+    fn decision(&mut self, decision: &Decided) {
+        let request = &decision.request;
+        let ideal = self.ideal_admits.remove(&request.number);
+        let judge = self.keys.get_mut(&request.key).expect("it has arrived");
+        if !decision.admitted {
+            if judge.refused == 0 {
+                self.refused.push(request.key);
+            }
+            judge.refused += request.cost;
+            if !judge.refusing.contains(&request.gateway) {
+                judge.refusing.push(request.gateway);
+            }
+            self.falsely_refused += u64::from(ideal);
+            return;
+        }
+        self.falsely_admitted += u64::from(!ideal);
+        self.admitted += request.cost;
+        self.admitted_requests += 1;
+        self.moment.admitted += request.cost;
+        let at = Timestamp::from_nanos(decision.at);
+        if let Err(violation) = judge.real.admit(at, Tokens::new(request.cost)) {
+            let Violation::Exceeded { excess, .. } = violation else {
+                panic!("decisions are in order: {violation}");
+            };
+            self.overshoot = self.overshoot.max(excess.get());
+        }
+        let waited = decision.at - request.at;
+        self.waited += u64::from(waited > 0);
+        self.waits.add(waited, 1);
+        if decision.at >= SECOND {
+            self.by_gateway[place(request)] += request.cost;
+        }
+    }
+
+    /// The figures of the run that is over, and its course.
     #[must_use]
-    pub fn figures(mut self, limiter: &dyn Limiter) -> Figures {
-        self.waits.sort_unstable();
+    pub fn figures<L: Limiter + ?Sized>(self, limiter: &L) -> (Figures, Vec<Moment>) {
         let seconds = self.workload.length as f64 / 1e9;
         let gateways = f64::from(self.workload.gateways);
         let traffic = limiter.traffic();
-        let per_gateway = |count: u64| count as f64 / seconds / gateways;
-        let capacity = ideal_limit(self.workload).capacity.get() as f64;
-        let samples = self.samples.max(1) as f64;
+        let requests = (self.requests as f64).max(1.0);
+        let per_1000 = |count: u64| count as f64 / requests * 1000.0;
+        let samples = self.samples.count.max(1) as f64;
         let sum: u64 = self.by_gateway.iter().sum();
         let squares: f64 = self.by_gateway.iter().map(|n| (*n as f64).powi(2)).sum();
         let fair = max_min(&self.asked, sum);
         let off = |(got, share): (&u64, &f64)| (*got as f64 - share).abs() / share.max(1.0);
         let unfairness = self.by_gateway.iter().zip(&fair).map(off);
-        let unfairness = unfairness.fold(0.0, f64::max);
-        let rank = (self.waits.len() * 99 / 100).min(self.waits.len().saturating_sub(1));
-        Figures {
+        let refused = self.falsely_refused.saturating_sub(self.falsely_admitted);
+        let figures = Figures {
             requests: self.requests,
             admitted: self.admitted,
             ideal: self.ideal_admitted,
             utilisation: self.admitted as f64 / (self.ideal_admitted as f64).max(1.0),
-            false_refusals: self.false_refusals as f64 / (self.requests as f64).max(1.0),
+            false_refusals: refused as f64 / requests,
             overshoot: self.overshoot,
-            messages: per_gateway(traffic.messages),
-            items: per_gateway(traffic.items),
+            traffic,
+            messages: traffic.messages as f64 / seconds / gateways,
+            messages_per_1000: per_1000(traffic.messages),
+            items_per_1000: per_1000(traffic.items),
+            bytes_per_1000: per_1000(traffic.bytes),
             jain: (sum as f64).powi(2) / (gateways * squares).max(1.0),
-            unfairness,
-            held: self.held as f64 / samples / capacity,
-            stranded: self.stranded as f64 / samples / capacity,
-            waited: self.waits.len() as u64,
-            wait_p99: self
-                .waits
-                .get(rank)
-                .map_or(0.0, |nanos| *nanos as f64 / 1e6),
+            unfairness: unfairness.fold(0.0, f64::max),
+            stranded_mean: self.samples.held_sum / samples,
+            stranded_p99: self.samples.held.quantile(990) as f64 / 1e6,
+            stranded_harmful: self.samples.harmful_sum / samples,
+            waited: self.waited as f64 / (self.admitted_requests as f64).max(1.0),
+            wait_p50: self.waits.quantile(500) as f64 / 1e6,
+            wait_p99: self.waits.quantile(990) as f64 / 1e6,
+            footprint: self.samples.footprint,
             by_gateway: self.by_gateway,
-        }
+        };
+        (figures, self.moments)
     }
 }
 
-/// Shares out `sum` by progressive filling: nobody gets more than was asked for, and nobody who gets
-/// less than that gets less than anybody else.
-fn max_min(asked: &[u64], sum: u64) -> Vec<f64> {
-    let mut order: Vec<usize> = (0..asked.len()).collect();
-    order.sort_unstable_by_key(|place| asked[*place]);
-    let mut shares = vec![0.0; asked.len()];
-    let (mut left, mut claimants) = (sum as f64, asked.len() as f64);
-    for place in order {
-        let share = (left / claimants).min(asked[place] as f64);
-        shares[place] = share;
-        left -= share;
-        claimants -= 1.0;
-    }
-    shares
+fn place(request: &Request) -> usize {
+    usize::try_from(request.gateway).expect("32 bits fit")
 }
 
 fn ideal_limit(workload: &Workload) -> IdealLimit {
     let policy = super::leases::policy(workload);
-    IdealLimit::from(policy.limit_for(&super::leases::key()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn max_min_gives_small_askers_all_and_the_rest_equal_parts() {
-        assert_eq!(max_min(&[10, 2, 30], 24), [10.0, 2.0, 12.0]);
-        assert_eq!(max_min(&[10, 10], 6), [3.0, 3.0]);
-        assert_eq!(max_min(&[1, 1], 6), [1.0, 1.0]);
-    }
+    IdealLimit::from(policy.limit_for(&super::leases::key(0)))
 }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::judge::Figures;
+use super::figures::Figures;
 use super::leases::Fleet;
 use super::run;
 use super::workload::{Pattern, SECOND, Workload};
@@ -128,7 +128,7 @@ pub fn measure(target: &Target) -> Measured {
         jain: least(|f| f.jain),
         unfairness: most(|f| f.unfairness),
         overshoot: figures.iter().map(|f| f.overshoot).max().unwrap_or(0),
-        stranded: most(|f| f.stranded),
+        stranded: most(|f| f.stranded_harmful),
         wait_p99: most(|f| f.wait_p99),
         missed: Vec::new(),
     };

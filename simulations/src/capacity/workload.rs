@@ -1,12 +1,9 @@
-//! Who asks when: Poisson arrivals at each gateway, at rates that may change with time.
-
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+//! Who asks when: random arrivals at rates that change with time, at gateways that come and go.
 
 use quota_core::policy::LimitSpec;
 use quota_core::time::Term;
 
-use crate::random::Random;
+use super::arrivals::Arrivals;
 
 /// Nanoseconds in a second.
 pub const SECOND: u64 = 1_000_000_000;
@@ -40,22 +37,86 @@ pub enum Pattern {
     /// A third of the gateways ask for a tenth of the limit each, the rest for more than their
     /// share: what max–min fairness is about.
     Unequal,
+    /// Sessions stay with the gateway that they began at.
+    Sticky {
+        /// How many sessions there are at a time; each asks equally often.
+        sessions: u32,
+        /// How long one lasts, in nanoseconds; then another begins elsewhere.
+        length: u64,
+    },
+    /// The load is so many times as large for a while; with many keys, the crowd wants one of them.
+    Crowd {
+        /// When it comes, in nanoseconds.
+        from: u64,
+        /// When it has gone.
+        until: u64,
+        /// The load meanwhile, in multiples of the usual one.
+        times: u64,
+    },
+    /// A day: the load swings between nothing and twice the mean, once in this span (nanoseconds).
+    Daily(u64),
 }
 
-/// A workload on one key.
+/// Which gateways see the requests for one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Routing {
+    /// Any gateway.
+    Any,
+    /// One of the three that a hash of the key picks.
+    Three,
+    /// The one that a hash of the key picks.
+    One,
+}
+
+/// What becomes of a gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It is there from now on; until then it was not.
+    Joins,
+    /// It stops in order: gives back what it holds, and is asked no more.
+    Leaves,
+    /// Its process ends, and what it holds is lost. It is asked no more.
+    Dies,
+    /// It reaches nobody but its callers.
+    CutOff,
+    /// It is reached again.
+    Heals,
+}
+
+/// A change of one gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// When, in nanoseconds.
+    pub at: u64,
+    /// Which gateway.
+    pub gateway: u32,
+    /// What.
+    pub change: Change,
+}
+
+/// What is asked of a fleet.
 #[derive(Clone, Debug)]
 pub struct Workload {
-    /// How many gateways.
+    /// How many gateways, those that join later included.
     pub gateways: u32,
-    /// The limit.
+    /// The limit of every key.
     pub limit: LimitSpec,
-    /// Tokens refilled per second.
+    /// Tokens refilled per second, for each key.
     pub rate: u64,
+    /// The most that can be spent of one key at one moment.
+    pub burst: u64,
     /// Requests per second of all gateways together, in thousandths of the rate; while *on* for
-    /// [`Pattern::OnOff`].
+    /// [`Pattern::OnOff`], outside of the crowd for [`Pattern::Crowd`].
     pub load_per_mille: u64,
     /// How they are spread.
     pub pattern: Pattern,
+    /// How many keys there are. Of several the n-th is asked for 1/n as often as the first: Zipf's
+    /// law with exponent 1.
+    pub keys: u32,
+    /// Where the requests of a key go.
+    pub routing: Routing,
+    /// What becomes of gateways, in time order.
+    pub events: Vec<Event>,
     /// How long it lasts, in nanoseconds.
     pub length: u64,
     /// How long a request that finds no tokens waits for them at most, in nanoseconds.
@@ -73,8 +134,12 @@ impl Workload {
             gateways,
             limit: LimitSpec::new(rate, Term::from_seconds(1)).with_burst(burst),
             rate,
+            burst,
             load_per_mille: 1_200,
             pattern: Pattern::Equal,
+            keys: 1,
+            routing: Routing::Any,
+            events: Vec::new(),
             length: 60 * SECOND,
             patience: SECOND / 20,
             one_way: 2_500_000,
@@ -95,9 +160,22 @@ impl Workload {
         self
     }
 
+    /// The same for so many keys.
+    #[must_use]
+    pub fn keyed(mut self, keys: u32, routing: Routing) -> Self {
+        self.keys = keys;
+        self.routing = routing;
+        self
+    }
+
+    /// Requests per second of all gateways together, in millionths, on average.
+    fn mean(&self) -> u64 {
+        self.rate * self.load_per_mille * 1000
+    }
+
     /// Requests per second, in millionths, that `gateway` sees at `at`.
-    fn load(&self, gateway: u32, at: u64) -> u64 {
-        let all = self.rate * self.load_per_mille * 1000;
+    pub(super) fn load(&self, gateway: u32, at: u64) -> u64 {
+        let all = self.mean();
         let count = u64::from(self.gateways);
         let rest = (count - 1).max(1);
         let skewed = |hot: u64| {
@@ -108,11 +186,8 @@ impl Workload {
             }
         };
         match self.pattern {
-            Pattern::Equal => all / count,
             Pattern::Skewed => skewed(0),
             Pattern::Shifting(every) => skewed(at / every % count),
-            Pattern::OnOff(span) if (at / span).is_multiple_of(2) => all / count,
-            Pattern::OnOff(_) => 0,
             Pattern::Unequal => {
                 let share = self.rate * 1_000_000 / count;
                 if gateway.is_multiple_of(3) {
@@ -121,92 +196,71 @@ impl Workload {
                     share * 3 / 2 + share * u64::from(gateway % 3)
                 }
             }
+            _ => self.total(at) / count,
         }
     }
 
     /// The highest load that `gateway` ever sees, in millionths of a request per second.
-    fn peak(&self, gateway: u32) -> u64 {
+    pub(super) fn peak(&self, gateway: u32) -> u64 {
         match self.pattern {
             Pattern::Shifting(_) => self.rate * self.load_per_mille * 500,
             _ => self.load(gateway, 0),
         }
     }
 
+    /// Requests per second of all gateways together at `at`, in millionths.
+    #[must_use]
+    pub fn total(&self, at: u64) -> u64 {
+        let all = self.mean();
+        match self.pattern {
+            Pattern::OnOff(span) if !(at / span).is_multiple_of(2) => 0,
+            Pattern::Crowd { from, until, times } if (from..until).contains(&at) => all * times,
+            Pattern::Daily(span) => {
+                let turn = (at % span) as f64 / span as f64;
+                // It begins at night.
+                let swing = 1.0 - (turn * std::f64::consts::TAU).cos();
+                (all as f64 * swing) as u64
+            }
+            _ => all,
+        }
+    }
+
+    /// The most that [`Workload::total`] ever says.
+    pub(super) fn total_peak(&self) -> u64 {
+        let times = match self.pattern {
+            Pattern::Crowd { times, .. } => times.max(1),
+            Pattern::Daily(_) => 2,
+            _ => 1,
+        };
+        self.mean() * times
+    }
+
+    /// True if each gateway draws its own arrivals: the load says how often each is asked.
+    pub(super) fn is_by_gateway(&self) -> bool {
+        let placed = matches!(
+            self.pattern,
+            Pattern::Sticky { .. } | Pattern::Crowd { .. } | Pattern::Daily(_)
+        );
+        self.keys == 1 && self.events.is_empty() && !placed
+    }
+
+    /// The gateways that callers can reach at `at`, by number.
+    #[must_use]
+    pub fn present(&self, at: u64) -> Vec<u32> {
+        let here = |gateway: &u32| {
+            let mine = || self.events.iter().filter(|e| e.gateway == *gateway);
+            let joins = mine().find(|e| e.change == Change::Joins);
+            let ends = mine().find(|e| matches!(e.change, Change::Leaves | Change::Dies));
+            joins.is_none_or(|e| e.at <= at) && ends.is_none_or(|e| e.at > at)
+        };
+        (0..self.gateways).filter(here).collect()
+    }
+
     /// All arrivals of a seed, in time order.
     #[must_use]
     pub fn arrivals(&self, seed: u64) -> Arrivals<'_> {
-        let mut arrivals = Arrivals {
-            workload: self,
-            sources: Vec::new(),
-            next: BinaryHeap::new(),
-            count: 0,
-        };
-        for gateway in 0..self.gateways {
-            // One generator for each gateway: its arrivals do not depend on the others'.
-            let random = Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(gateway));
-            arrivals.sources.push(random);
-            arrivals.plan(gateway, 0);
-        }
-        arrivals
+        Arrivals::new(self, seed)
     }
-}
-
-/// The arrivals of a workload.
-#[derive(Debug)]
-pub struct Arrivals<'a> {
-    workload: &'a Workload,
-    sources: Vec<Random>,
-    next: BinaryHeap<Reverse<(u64, u32)>>,
-    count: u64,
-}
-
-impl Arrivals<'_> {
-    /// Draws a gateway's next arrival after `from` by thinning (Lewis and Shedler, "Simulation of
-    /// nonhomogeneous Poisson processes by thinning", 1979).
-    fn plan(&mut self, gateway: u32, from: u64) {
-        let peak = self.workload.peak(gateway);
-        if peak == 0 {
-            return;
-        }
-        let random = &mut self.sources[usize::try_from(gateway).expect("32 bits fit")];
-        let mut at = from;
-        loop {
-            at = at.saturating_add(exponential(random, peak));
-            if at >= self.workload.length {
-                return;
-            }
-            if random.below(peak) < self.workload.load(gateway, at) {
-                break;
-            }
-        }
-        self.next.push(Reverse((at, gateway)));
-    }
-}
-
-impl Iterator for Arrivals<'_> {
-    type Item = Request;
-
-    fn next(&mut self) -> Option<Request> {
-        let Reverse((at, gateway)) = self.next.pop()?;
-        self.plan(gateway, at);
-        let number = self.count;
-        self.count += 1;
-        Some(Request {
-            number,
-            at,
-            gateway,
-            key: 0,
-            cost: 1,
-        })
-    }
-}
-
-/// An exponentially distributed gap in nanoseconds, for a rate in millionths a second.
-fn exponential(random: &mut Random, micro: u64) -> u64 {
-    let uniform = (random.bits() >> 11) as f64 / (1_u64 << 53) as f64;
-    let gap = -(1.0 - uniform).ln() * 1e15 / micro as f64;
-    // A float to an integer saturates.
-    gap as u64
 }
 
 #[cfg(test)]
