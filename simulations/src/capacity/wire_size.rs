@@ -2,7 +2,8 @@
 //!
 //! For leases this is the size of the `quota.v1` message as the schema lays it out: columns of numbers, each a
 //! base and, unless all are the same, an offset for each item, in protobuf's variable-length
-//! integers. For counters, [`COUNTER`] stands for an item.
+//! integers. A test of the package `quota-tests`, which may use both ends, compares it with what is
+//! really encoded. For counters, [`COUNTER`] stands for an item.
 //!
 //! Around each message come gRPC's five bytes and nine of an HTTP/2 frame.
 
