@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use quota_core::id::{Incarnation, PolicyVersion};
 use quota_core::key::{BucketAddress, PolicyId};
+use quota_core::outcomes::Outcomes as PolicyOutcomes;
 use quota_core::policy::Match;
 use quota_core::tokens::Tokens;
 use tokio::sync::{mpsc, oneshot};
@@ -159,6 +160,18 @@ impl QuotaClient {
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.shared.stats()
+    }
+
+    /// What each policy decided beside the ledger since the client was made: what those in shadow
+    /// mode found, what kill switches and outages let pass or refused. Policies without any are
+    /// left out. The authority is told the same, each second, for its metrics.
+    #[must_use]
+    pub fn outcomes(&self) -> Vec<(PolicyId, PolicyOutcomes)> {
+        let tallies = self.shared.names.tallies();
+        tallies
+            .map(|(id, tally)| (id.clone(), tally.outcomes()))
+            .filter(|(_, outcomes)| !outcomes.is_zero())
+            .collect()
     }
 
     /// How the client stands with the authority now.

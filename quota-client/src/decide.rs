@@ -9,22 +9,22 @@
 //! system call but the clock, except for the first touch of a key, which has to be given a place.
 
 mod claim;
+mod outcome;
 
-use quota_core::cell::{Debit, Exhausted, RollBack, Tick};
+use quota_core::cell::{Debit, Exhausted, Tick};
 use quota_core::holder::Slot;
 use quota_core::key::BucketAddress;
-use quota_core::policy::FirstTouch;
+use quota_core::policy::{FirstTouch, SwitchMode};
 use quota_core::time::Timestamp;
 use quota_core::tokens::Tokens;
 
 pub(crate) use self::claim::{Attempt, Claim, Mood, Refused, Spend, Wait};
-use self::claim::{Claims, Short, State};
+use self::claim::{Claims, Pass, Short, State};
 use crate::clock;
 use crate::decision::{Decision, Outcome, Reason, Subject, Terms};
 use crate::plan::Unusable;
 use crate::rules::Rules;
 use crate::shared::{Link, Opening, Shared, Signal};
-use crate::stats::Counter;
 use crate::table::{DebitError, Found, InsertError, Status};
 
 /// Policies that one request may match before the attempt allocates.
@@ -62,7 +62,7 @@ impl Shared {
         let fingerprint = self.key.of(rule.number, bytes);
         let limit = rule.limit(fingerprint, values);
         let cost = cost.unwrap_or(rule.cost_default);
-        if cost > limit.cost_max || rule.watches_some() || self.is_closed() {
+        if cost > limit.cost_max || !rule.is_plain() || self.is_closed() {
             return None;
         }
         let found = self.table.find(fingerprint)?;
@@ -175,12 +175,18 @@ impl Shared {
         address: &dyn Fn(usize) -> Option<BucketAddress>,
         mood: Mood,
     ) -> Attempt<'c> {
-        for claim in claims.iter_mut() {
-            if claim.found.is_none() {
-                claim.found = self.table.find(claim.fingerprint);
+        for place in 0..claims.len() {
+            let claim = &mut claims[place];
+            match claim.switched {
+                Some(SwitchMode::AdmitAll) => claim.state = State::Passed(Pass::Switched),
+                // Nothing was debited yet. Nobody is kept waiting for an operator.
+                Some(SwitchMode::RefuseAll) if !claim.watched => {
+                    return self.refuse(claims, place, Short::at_once(Reason::KillSwitch));
+                }
+                _ if claim.found.is_none() => claim.found = self.table.find(claim.fingerprint),
+                _ => {}
             }
         }
-        let mut apart = Apart::default();
         // First only those that seem to be short: what will be refused is then mostly refused
         // before anything was debited.
         let passes: &[bool] = if claims.len() > 1 {
@@ -197,13 +203,17 @@ impl Shared {
                 }
                 match self.take(claim, address, mood) {
                     Ok(debit) => claim.state = State::Debited(debit),
-                    Err(short) if apart.passes(claim, short) => claim.state = State::Passed,
-                    // The others are looked at all the same, so that all first touches of a
-                    // request travel together.
-                    Err(short) if look_only && short.reason == Reason::FirstTouch => {
-                        untouched.get_or_insert((place, short));
+                    Err(short) => {
+                        if let Some(pass) = self.passes(claim, short) {
+                            claim.state = State::Passed(pass);
+                        } else if look_only && short.reason == Reason::FirstTouch {
+                            // The others are looked at all the same, so that all first touches of
+                            // a request travel together.
+                            untouched.get_or_insert((place, short));
+                        } else {
+                            return self.refuse(claims, place, short);
+                        }
                     }
-                    Err(short) => return self.refuse(claims, place, short),
                 }
             }
             if let Some((place, short)) = untouched {
@@ -224,14 +234,14 @@ impl Shared {
                         self.ask(found);
                     }
                     let short = self.short(claim, found, mood);
-                    if !apart.passes(claim, short) {
+                    let Some(pass) = self.passes(claim, short) else {
                         return self.refuse(claims, place, short);
-                    }
-                    claim.state = State::Passed;
+                    };
+                    claim.state = State::Passed(pass);
                 }
             }
         }
-        self.admitted(claims, apart)
+        self.admitted(claims)
     }
 
     /// The plain case of one policy and a key that was found. `cost` is one that the policy may
@@ -287,7 +297,7 @@ impl Shared {
         mood: Mood,
     ) -> Result<Debit, Short> {
         if claim.cost > claim.limit.cost_max {
-            return Err(Short::permanent(Reason::CostTooHigh));
+            return Err(Short::at_once(Reason::CostTooHigh));
         }
         for _ in 0..FINDS {
             let found = match claim.found {
@@ -336,8 +346,12 @@ impl Shared {
         address: &dyn Fn(usize) -> Option<BucketAddress>,
     ) -> Result<Found<'c>, Short> {
         let Some(bucket) = address(claim.index) else {
-            return Err(Short::permanent(Reason::InvalidKey));
+            return Err(Short::at_once(Reason::InvalidKey));
         };
+        // What is only watched must not take the room of what is enforced.
+        if claim.watched && !self.table.is_roomy(claim.fingerprint) {
+            return Err(Short::at_once(Reason::TableFull));
+        }
         let inserted = self.table.insert(claim.fingerprint, |slot| {
             self.signal(Signal::Open(Box::new(Opening {
                 slot,
@@ -398,13 +412,15 @@ impl Shared {
             outage: false,
         };
         match (found.entry.status(), self.link()) {
-            (Status::CostAboveCapacity, _) => Short::permanent(Reason::CostTooHigh),
+            (Status::CostAboveCapacity, _) => Short::at_once(Reason::CostTooHigh),
             // An attempt to connect has failed, and others follow, but nobody is kept waiting.
             (_, Link::Down) => Short {
                 outage: true,
                 ..unreachable(Wait::Never)
             },
-            (_, Link::Connecting) | (Status::Busy, _) => unreachable(wait),
+            (_, Link::Connecting) => unreachable(wait),
+            // It answers, so it is not out of reach: being overloaded permits nothing.
+            (Status::Busy, Link::Up) => reached(Reason::Overloaded, wait),
             (Status::UnknownPolicy, Link::Up) => reached(Reason::UnknownPolicy, Wait::Change),
             (Status::Exhausted, Link::Up) => reached(Reason::Exhausted, wait),
             (Status::Granted | Status::Unknown, Link::Up)
@@ -419,123 +435,9 @@ impl Shared {
             (Status::Unknown, Link::Up) => reached(Reason::FirstTouch, wait),
         }
     }
-
-    fn admitted<'c>(&'c self, claims: &[Claim<'_>], apart: Apart) -> Attempt<'c> {
-        let tightest = claims.iter().min_by_key(|claim| match claim.state {
-            State::Spent(_, remaining) => remaining,
-            _ => Tokens::new(u64::MAX),
-        });
-        let subject = tightest.map(|claim| {
-            let remaining = match claim.state {
-                State::Spent(_, remaining) => remaining,
-                _ => Tokens::ZERO,
-            };
-            self.subject(claim, remaining)
-        });
-        if !apart.opened.is_zero() {
-            self.counters.add(Counter::OpenTokens, apart.opened.get());
-        }
-        let outcome = match apart {
-            Apart { outage: true, .. } => Outcome::AllowedOpen,
-            Apart { watched: true, .. } => Outcome::AllowedShadow,
-            _ => Outcome::Allowed,
-        };
-        Attempt::Admitted(Decision::allowed(outcome, subject))
-    }
-
-    /// Puts back what was debited, and names the policy that refused.
-    #[cold]
-    fn refuse<'c>(
-        &'c self,
-        claims: &mut [Claim<'_>],
-        refusing: usize,
-        short: Short,
-    ) -> Attempt<'c> {
-        let now = Tick::at(clock::now());
-        for claim in claims.iter_mut() {
-            let Some(found) = claim.found else { continue };
-            let restored = match claim.state {
-                State::Open | State::Passed => continue,
-                State::Debited(debit) => {
-                    let given_up = found.give_up(debit, now);
-                    if given_up.renew {
-                        self.signal(Signal::Touched(found.slot));
-                    }
-                    given_up.restored
-                }
-                State::Spent(receipt, _) => {
-                    found.entry.cell().roll_back(receipt) == RollBack::Restored
-                }
-            };
-            claim.state = State::Open;
-            self.counters.add(
-                if restored {
-                    Counter::Rollbacks
-                } else {
-                    Counter::RollbacksLost
-                },
-                1,
-            );
-        }
-        let claim = &claims[refusing];
-        let held = claim.found.map_or(Tokens::ZERO, |found| {
-            let view = found.entry.cell().view();
-            if view.live(now) {
-                view.tokens
-            } else {
-                Tokens::ZERO
-            }
-        });
-        let subject = self.subject(claim, held);
-        Attempt::Refused(Refused {
-            decision: Decision::refused(short.reason, Some(subject), short.expected),
-            wait: short.wait,
-            demand: claim.found.map(|found| (found.slot, claim.cost)),
-        })
-    }
-
-    fn subject(&self, claim: &Claim<'_>, remaining: Tokens) -> Subject<'_> {
-        let leased = claim.found.map(|found| found.entry.version());
-        let leased = leased.filter(|version| version.get() != 0);
-        Subject {
-            policy: self.names.name(claim.rule.number),
-            terms: Terms::Known(leased.unwrap_or(claim.rule.version), claim.limit.view),
-            remaining,
-        }
-    }
-
-    pub(crate) fn refusal_without_policy(&self, reason: Reason, wait: Wait) -> Attempt<'_> {
-        Attempt::Refused(Refused {
-            decision: Decision::refused(reason, None, Timestamp::ZERO),
-            wait,
-            demand: None,
-        })
-    }
 }
 
-/// What of a request passes without tokens, and is counted apart.
-#[derive(Clone, Copy, Debug, Default)]
-struct Apart {
-    watched: bool,
-    outage: bool,
-    opened: Tokens,
-}
-
-impl Apart {
-    /// True if the request may pass although this policy cannot admit it.
-    fn passes(&mut self, claim: &Claim<'_>, short: Short) -> bool {
-        if claim.watched {
-            self.watched = true;
-            return true;
-        }
-        if short.outage && claim.rule.admits_in_outage(claim.fingerprint) {
-            self.outage = true;
-            self.opened += claim.cost;
-            return true;
-        }
-        false
-    }
-}
-
+#[cfg(test)]
+mod shadow_tests;
 #[cfg(test)]
 mod tests;

@@ -22,9 +22,15 @@ const TRAVEL_SLACK: Term = Term::from_millis(20);
 pub enum Outcome {
     /// Every policy admitted the request, or none matched it; what it costs is debited.
     Allowed,
+    /// An operator has switched a policy to admit everything. Nothing is debited there. Not
+    /// covered by the limit's promise, and counted apart.
+    AllowedSwitched,
     /// The authority is out of reach and the policies that could not admit the request say
     /// `on_outage = "open"`. Not covered by the limit's promise, and counted apart.
     AllowedOpen,
+    /// The authority is out of reach, and the key is on the `outage_allow_list` of the policies
+    /// that could not admit the request. Not covered by the limit's promise, and counted apart.
+    AllowedListed,
     /// Only policies in shadow mode would have refused the request. Counted apart.
     AllowedShadow,
     /// The request must not pass. Nothing is debited.
@@ -39,6 +45,11 @@ pub enum Reason {
     /// The authority is out of reach, or did not answer within the caller's deadline (503), and
     /// the policy is closed during outages.
     Unreachable,
+    /// The authority cannot take more work now (503). It is not out of reach, so this permits
+    /// nothing, whatever `on_outage` says; the client asks again by itself.
+    Overloaded,
+    /// An operator has switched the policy to refuse everything (503).
+    KillSwitch,
     /// No lease is held for this key, not yet or not any more, and the call did not wait for one
     /// (503). The authority is being asked; a later call, or one that may wait, finds its answer.
     FirstTouch,
@@ -64,6 +75,8 @@ impl Reason {
         match self {
             Self::Exhausted => "quota_exhausted",
             Self::Unreachable => "authority_unreachable",
+            Self::Overloaded => "authority_overloaded",
+            Self::KillSwitch => "kill_switch",
             Self::FirstTouch => "first_touch",
             Self::CostTooHigh => "cost_too_high",
             Self::UnknownPolicy => "unknown_policy",
@@ -82,6 +95,8 @@ impl Reason {
             Self::Exhausted => 429,
             Self::CostTooHigh | Self::InvalidKey => 422,
             Self::Unreachable
+            | Self::Overloaded
+            | Self::KillSwitch
             | Self::FirstTouch
             | Self::UnknownPolicy
             | Self::TableFull
@@ -151,6 +166,7 @@ pub struct Decision<'c> {
     outcome: Outcome,
     subject: Option<Subject<'c>>,
     retry_at: Timestamp,
+    would_refuse: Option<(&'c PolicyId, Reason)>,
 }
 
 impl<'c> Decision<'c> {
@@ -159,6 +175,14 @@ impl<'c> Decision<'c> {
             outcome,
             subject,
             retry_at: Timestamp::ZERO,
+            would_refuse: None,
+        }
+    }
+
+    pub(crate) const fn watched_by(self, would_refuse: Option<(&'c PolicyId, Reason)>) -> Self {
+        Self {
+            would_refuse,
+            ..self
         }
     }
 
@@ -172,6 +196,7 @@ impl<'c> Decision<'c> {
             outcome: Outcome::Refused(reason),
             subject,
             retry_at,
+            would_refuse: None,
         }
     }
 
@@ -203,8 +228,15 @@ impl<'c> Decision<'c> {
         }
     }
 
-    /// The policy that refused, or the tightest of those that admitted; `None` if no policy
-    /// matched or none is known.
+    /// The first policy in shadow mode that would have refused the admitted request if it were
+    /// enforced, and why. For logs: callers are to notice nothing of it.
+    #[must_use]
+    pub const fn shadow_refusal(&self) -> Option<(&'c PolicyId, Reason)> {
+        self.would_refuse
+    }
+
+    /// The policy that refused, or the tightest of those that admitted; `None` if no enforced
+    /// policy matched or none is known. Policies in shadow mode are never named here.
     #[must_use]
     pub fn policy(&self) -> Option<&'c PolicyId> {
         self.subject.map(|subject| subject.policy)

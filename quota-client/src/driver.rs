@@ -16,6 +16,7 @@ use quota_core::id::{Incarnation, PolicyVersion};
 use quota_core::key::Key;
 use quota_core::time::{Term, Timestamp};
 use quota_core::tokens::Tokens;
+use quota_wire::convert::outcomes::put_outcomes;
 use quota_wire::convert::stream::{FromAuthority, decode_from_authority, encode_requests};
 use quota_wire::proto as wire;
 use tokio::sync::{mpsc, oneshot};
@@ -24,6 +25,7 @@ use crate::clock::{self, WallJumpDetector};
 use crate::config::ConfigError;
 use crate::fingerprint::Fingerprint;
 use crate::names::PolicyNumber;
+use crate::report::Reporter;
 use crate::shared::{Link, Shared, Signal};
 use crate::stream::{Connection, News, Up};
 use crate::table::Status;
@@ -91,6 +93,7 @@ pub(crate) struct Driver {
     turned_away: VecDeque<(Timestamp, Slot)>,
     warned_of_room: bool,
     active_at: Timestamp,
+    reporter: Reporter,
     closing: Option<Closing>,
 }
 
@@ -137,6 +140,7 @@ impl Driver {
             turned_away: VecDeque::new(),
             warned_of_room: false,
             active_at: Timestamp::ZERO,
+            reporter: Reporter::default(),
             closing: None,
             shared,
         })
@@ -347,12 +351,15 @@ impl Driver {
             let Some(message) = self.holder.poll_transmit(now, &self.shared.table) else {
                 break;
             };
+            let outcomes = self.reporter.take(now, &self.shared.names);
             self.introduced += u64::try_from(message.introductions.len()).unwrap_or(u64::MAX);
             full |= self.introduced >= keys_max;
             if !message.requests.is_empty() {
                 self.due_since.get_or_insert(now);
             }
-            place.send(encode_requests(&message));
+            let mut message = encode_requests(&message);
+            put_outcomes(&mut message, outcomes);
+            place.send(message);
         }
         if full {
             tracing::debug!("this stream has seen as many keys as it may: opening another");
@@ -464,6 +471,7 @@ impl Driver {
         self.due_since = None;
         self.introduced = 0;
         self.shared.note_heard(now);
+        self.reporter.stream_began();
         self.handle(now, Input::Connected);
         self.shared.set_link(Link::Up);
     }

@@ -65,6 +65,8 @@ struct Bucket {
     fingerprint: Fingerprint,
     limit: RuleLimit,
     watched: bool,
+    /// Decided about in the usual way.
+    plain: bool,
 }
 
 impl Handle {
@@ -178,7 +180,7 @@ impl Handle {
     /// Keeps what the usual case needs, if the bucket is one for it.
     fn note(&self, view: &View) {
         if let Target::Bucket(bucket) = &view.target
-            && !bucket.watched
+            && bucket.plain
             // Read after the view's generation: a client that closed before is seen to be closed,
             // and one that closes from here on changes the generation.
             && !self.shared.is_closed()
@@ -293,12 +295,14 @@ impl Target {
         };
         let bytes = values.iter().map(|value| value.as_bytes());
         let fingerprint = shared.key.of(rule.number, bytes);
+        let watched = rule.only_watches(&values);
         Self::Bucket(Bucket {
             index,
             key,
             fingerprint,
             limit: *rule.limit(fingerprint, &values),
-            watched: rule.only_watches(&values),
+            watched,
+            plain: !watched && !rule.is_switched(),
         })
     }
 }

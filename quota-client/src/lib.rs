@@ -29,8 +29,9 @@
 //! It never spends a token that was not granted to it for that very bucket, nor one whose term is
 //! over, except where a policy says so by name; those are counted apart ([`Stats`]). A decision
 //! never takes longer than its caller allows, whatever the authority does. While the authority is
-//! out of reach, leases are spent until their terms end; then `on_outage` decides. A key whose
-//! authority is merely overloaded is treated as one out of reach.
+//! out of reach, leases are spent until their terms end; then `on_outage` decides. An
+//! authority that is merely overloaded is not out of reach: that permits nothing, and has a reason of
+//! its own.
 //!
 //! # Memory
 //!
@@ -74,6 +75,8 @@ mod plan;
 #[cfg(not(loom))]
 mod policies;
 #[cfg(not(loom))]
+mod report;
+#[cfg(not(loom))]
 mod rules;
 mod seats;
 #[cfg(not(loom))]
@@ -85,6 +88,7 @@ mod stream;
 mod stripes;
 mod sync;
 mod table;
+mod tally;
 #[cfg(not(loom))]
 mod wait;
 #[cfg(not(loom))]
@@ -98,6 +102,8 @@ pub use config::{Config, ConfigError};
 pub use decision::{Decision, LimitView, Outcome, Reason};
 #[cfg(not(loom))]
 pub use handle::Handle;
+#[cfg(not(loom))]
+pub use quota_core::outcomes::Outcomes as PolicyOutcomes;
 #[cfg(not(loom))]
 pub use shared::Link;
 #[cfg(not(loom))]

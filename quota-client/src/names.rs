@@ -2,12 +2,14 @@
 //!
 //! A decision names its policy without copying or counting references, so names are kept in place
 //! for as long as the client lives and stand for a number that is never reused. Memory grows with
-//! the policies ever seen by name, not with their versions: about 100 bytes each.
+//! the policies ever seen by name, not with their versions: about 350 bytes each.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use quota_core::key::PolicyId;
+
+use crate::tally::Tally;
 
 /// Names in the first chunk; every further chunk is twice as long as the one before.
 const FIRST_CHUNK: usize = 64;
@@ -24,7 +26,13 @@ impl PolicyNumber {
     }
 }
 
-type Chunk = Box<[OnceLock<PolicyId>]>;
+type Chunk = Box<[OnceLock<Named>]>;
+
+#[derive(Debug)]
+struct Named {
+    id: PolicyId,
+    tally: Tally,
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct Names {
@@ -45,7 +53,10 @@ impl Names {
             let names = (0..FIRST_CHUNK << chunk).map(|_| OnceLock::new());
             names.collect()
         });
-        chunk[place].get_or_init(|| id.clone());
+        chunk[place].get_or_init(|| Named {
+            id: id.clone(),
+            tally: Tally::default(),
+        });
         numbers.insert(id.clone(), PolicyNumber(number));
         PolicyNumber(number)
     }
@@ -53,6 +64,23 @@ impl Names {
     /// The name of a number.
     #[inline]
     pub(crate) fn name(&self, number: PolicyNumber) -> &PolicyId {
+        &self.named(number).id
+    }
+
+    /// What the policy of a number decided that is counted by policy.
+    pub(crate) fn tally(&self, number: PolicyNumber) -> &Tally {
+        &self.named(number).tally
+    }
+
+    /// Every policy ever named, with its tally.
+    pub(crate) fn tallies(&self) -> impl Iterator<Item = (&PolicyId, &Tally)> {
+        let chunks = self.chunks.iter().map_while(OnceLock::get);
+        let named = chunks.flat_map(|chunk| chunk.iter().map_while(OnceLock::get));
+        named.map(|named| (&named.id, &named.tally))
+    }
+
+    #[inline]
+    fn named(&self, number: PolicyNumber) -> &Named {
         let (chunk, place) = locate(number.0);
         self.chunks[chunk]
             .get()

@@ -18,15 +18,17 @@ use std::time::Duration;
 
 use quota_core::id::PolicyVersion;
 use quota_core::key::PolicyId;
-use quota_core::policy::{Policy, PolicySpec};
+use quota_core::policy::{Policy, PolicySpec, SwitchMode, SwitchScope};
 use quota_wire::convert::policy::{PolicyUpdate, UpdateParts, VersionedSpec};
+use quota_wire::convert::switch::Switch;
 use quota_wire::convert::unary::{WatchPolicies, encode_watch};
 use quota_wire::limits::MESSAGE_BYTES_MAX;
 use quota_wire::proto::allocator_client::AllocatorClient;
 use serde::{Deserialize, Serialize};
 use tonic::transport::Channel;
 
-use crate::rules::Rules;
+use crate::clock;
+use crate::rules::{Rules, Switched, Switches};
 use crate::shared::Shared;
 
 /// The format that is written, and the only one that is read.
@@ -47,6 +49,17 @@ struct Stored {
     /// The namespaces that `policies` are all the policies of; empty for all there are.
     namespaces: BTreeSet<String>,
     policies: Vec<StoredPolicy>,
+    /// The kill switches that end by an operator's word only. Others are left out, since no clock
+    /// of this client tells after a start how much of their time has passed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    switches: Vec<StoredSwitch>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StoredSwitch {
+    scope: SwitchScope,
+    mode: SwitchMode,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -89,7 +102,12 @@ pub(crate) fn load(shared: &Shared) {
                 .map_err(|error| FileError::Policy(error.to_string()))
                 .and_then(|policies| {
                     let (names, key) = (&shared.names, &shared.key);
+                    let switches = stored.switches.into_iter().map(|one| {
+                        let mode = one.mode;
+                        (one.scope, Switched { mode, until: None })
+                    });
                     Rules::new(stored.revision, false, policies, names, key)
+                        .map(|rules| rules.under(switches.collect()))
                         .map_err(|error| FileError::Policy(error.to_string()))
                 });
             match rules {
@@ -139,6 +157,10 @@ impl Stored {
         if !wanted.is_empty() {
             self.policies
                 .retain(|policy| wanted.contains(&policy.spec.id().namespace));
+            self.switches.retain(|switch| {
+                let namespace = switch.scope.namespace();
+                namespace.is_none_or(|namespace| wanted.contains(namespace))
+            });
         }
         Ok(self)
     }
@@ -168,6 +190,7 @@ fn write(path: &Path, stored: &Stored) -> io::Result<()> {
 struct Book {
     revision: u64,
     policies: BTreeMap<PolicyId, Arc<Policy>>,
+    switches: Switches,
 }
 
 impl Book {
@@ -182,6 +205,7 @@ impl Book {
             policies: policies
                 .map(|policy| (policy.id().clone(), Arc::clone(policy)))
                 .collect(),
+            switches: rules.switches().clone(),
         }
     }
 
@@ -210,6 +234,20 @@ impl Book {
             }
         }
         self.revision = update.revision;
+        let now = clock::now();
+        match update.switches {
+            Some(told) => {
+                let known = |(scope, one): (SwitchScope, Switch)| {
+                    let until = one.expires_in.map(|left| now + left);
+                    let mode = one.mode;
+                    (scope, Switched { mode, until })
+                };
+                self.switches = told.into_iter().map(known).collect();
+            }
+            // Absent from a complete update: there are none, or an older authority has none.
+            None if update.complete => self.switches.clear(),
+            None => {}
+        }
     }
 
     fn stored(&self, namespaces: &[String]) -> Stored {
@@ -217,11 +255,17 @@ impl Book {
             version: policy.version(),
             spec: policy.spec().clone(),
         });
+        let lasting = self.switches.iter().filter(|(_, one)| one.until.is_none());
+        let lasting = lasting.map(|(scope, one)| StoredSwitch {
+            scope: scope.clone(),
+            mode: one.mode,
+        });
         Stored {
             format: FORMAT,
             revision: self.revision,
             namespaces: namespaces.iter().cloned().collect(),
             policies: policies.collect(),
+            switches: lasting.collect(),
         }
     }
 }
@@ -281,7 +325,10 @@ async fn follow(
             ));
         }
         *told = true;
-        let news = update.complete || !update.policies.is_empty() || !update.deleted.is_empty();
+        let news = update.complete
+            || !update.policies.is_empty()
+            || !update.deleted.is_empty()
+            || update.switches.is_some();
         if news || first {
             book.apply(update);
             adopt(shared, &book, news).await;
@@ -294,7 +341,7 @@ async fn adopt(shared: &Arc<Shared>, book: &Book, news: bool) {
     let policies = book.policies.values().map(Arc::clone);
     let (names, key) = (&shared.names, &shared.key);
     match Rules::new(book.revision, true, policies, names, key) {
-        Ok(rules) => shared.set_rules(rules),
+        Ok(rules) => shared.set_rules(rules.under(book.switches.clone())),
         Err(error) => {
             tracing::error!(%error, "the policies do not make a set; the last good ones stay");
             return;
@@ -342,6 +389,7 @@ mod tests {
             complete,
             policies: policies.collect(),
             deleted: Vec::new(),
+            switches: None,
         }
     }
 

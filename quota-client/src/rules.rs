@@ -4,7 +4,7 @@
 //! that a decision asks, by fingerprint, so that no decision builds a key. Rules are made when
 //! policies change and never altered.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use quota_core::holder::SlotSettings;
@@ -12,13 +12,14 @@ use quota_core::id::PolicyVersion;
 use quota_core::key::{Key, PolicyId};
 use quota_core::policy::{
     FirstTouch, Limit, LimitClass, LimitSpec, Match, OnOutage, PLAN_DIMENSION, Period, Policy,
-    PolicySet, PolicySetError,
+    PolicySet, PolicySetError, SwitchMode, SwitchScope, switch_of,
 };
-use quota_core::time::Term;
+use quota_core::time::{Term, Timestamp};
 use quota_core::tokens::Tokens;
 use siphasher::sip::SipHasher13;
 use std::hash::Hasher;
 
+use crate::clock;
 use crate::decision::LimitView;
 use crate::fingerprint::{Fingerprint, FingerprintKey};
 use crate::names::{Names, PolicyNumber};
@@ -46,7 +47,19 @@ pub(crate) struct Rule {
     overrides: HashMap<Fingerprint, RuleLimit>,
     allowed_in_outage: HashSet<Fingerprint>,
     shadow_percent: u32,
+    switch: Option<Switched>,
 }
+
+/// A kill switch as this client knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Switched {
+    pub(crate) mode: SwitchMode,
+    /// When it is over, on this client's clock; `None` if only an operator ends it.
+    pub(crate) until: Option<Timestamp>,
+}
+
+/// Kill switches by scope.
+pub(crate) type Switches = BTreeMap<SwitchScope, Switched>;
 
 impl Rule {
     fn new(policy: &Policy, number: PolicyNumber, key: &FingerprintKey) -> Self {
@@ -66,6 +79,7 @@ impl Rule {
             overrides: HashMap::new(),
             allowed_in_outage: HashSet::new(),
             shadow_percent: policy.shadow_percent(),
+            switch: None,
         };
         for (plan, limit) in &spec.plans {
             let class = LimitClass::Plan(plan.clone());
@@ -118,10 +132,27 @@ impl Rule {
         self.limit(fingerprint, &values)
     }
 
-    /// True if some of the policy's keys are only watched.
+    /// True if all of the policy's keys are enforced, and no kill switch is set.
     #[inline]
-    pub(crate) const fn watches_some(&self) -> bool {
-        self.shadow_percent > 0
+    pub(crate) const fn is_plain(&self) -> bool {
+        self.shadow_percent == 0 && self.switch.is_none()
+    }
+
+    /// True if a kill switch is set, be it over or not.
+    #[inline]
+    pub(crate) const fn is_switched(&self) -> bool {
+        self.switch.is_some()
+    }
+
+    /// What a kill switch says now. Reads the clock if it is one that ends by itself, so that it
+    /// does so even at a client that is cut off.
+    #[inline]
+    pub(crate) fn switched(&self) -> Option<SwitchMode> {
+        let switch = self.switch?;
+        match switch.until {
+            Some(until) if until <= clock::now() => None,
+            _ => Some(switch.mode),
+        }
     }
 
     /// True if a key is only watched. The same for every client, so that a key is not refused at
@@ -142,13 +173,10 @@ impl Rule {
         }
     }
 
-    /// True if a key is admitted while the authority is out of reach.
-    pub(crate) fn admits_in_outage(&self, fingerprint: Fingerprint) -> bool {
-        match self.on_outage {
-            OnOutage::Open => true,
-            // Shares for `local` are not handed out yet; admitting nothing keeps the limit.
-            OnOutage::Closed | OnOutage::Local => self.allowed_in_outage.contains(&fingerprint),
-        }
+    /// True if a key is on the list of those that are admitted while the authority is out of
+    /// reach.
+    pub(crate) fn is_allowed_in_outage(&self, fingerprint: Fingerprint) -> bool {
+        self.allowed_in_outage.contains(&fingerprint)
     }
 }
 
@@ -186,6 +214,7 @@ pub(crate) struct Rules {
     plan: Option<Plan>,
     /// In the order of `set.policies()`.
     rules: Vec<Rule>,
+    switches: Switches,
 }
 
 impl Rules {
@@ -209,7 +238,21 @@ impl Rules {
             plan: Plan::new(&set),
             set,
             rules,
+            switches: Switches::new(),
         })
+    }
+
+    /// The same under these kill switches.
+    pub(crate) fn under(mut self, switches: Switches) -> Self {
+        for (policy, rule) in self.set.policies().iter().zip(&mut self.rules) {
+            rule.switch = switch_of(&switches, policy.id()).copied();
+        }
+        self.switches = switches;
+        self
+    }
+
+    pub(crate) const fn switches(&self) -> &Switches {
+        &self.switches
     }
 
     pub(crate) const fn is_current(&self) -> bool {

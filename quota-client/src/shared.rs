@@ -209,6 +209,8 @@ impl Shared {
         self.rules.store(Arc::new(rules));
         self.standing.generation.fetch_add(1, Ordering::AcqRel);
         self.changed.notify_waiters();
+        // Whoever waits for tokens may be admitted, or refused, under the new rules.
+        self.waiters.wake_all();
         self.wake.notify_one();
     }
 

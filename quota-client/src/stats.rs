@@ -4,7 +4,7 @@ use crate::decision::{Outcome, Reason};
 use crate::seats;
 use crate::stripes::Stripes;
 
-const COUNTERS: usize = 16;
+const COUNTERS: usize = 22;
 
 /// Totals since the client was made. `checks` counts requests, not policies: one request that
 /// three policies match is one.
@@ -13,14 +13,23 @@ const COUNTERS: usize = 16;
 pub struct Stats {
     /// Requests admitted by every policy that matched them.
     pub allowed: u64,
+    /// Requests admitted because an operator has switched a policy to admit everything.
+    pub allowed_switched: u64,
     /// Requests admitted because the authority was out of reach under `on_outage = "open"`.
     pub allowed_open: u64,
+    /// Requests admitted because the authority was out of reach and their key is on the policy's
+    /// list of keys to be admitted then.
+    pub allowed_listed: u64,
     /// Requests that only policies in shadow mode would have refused.
     pub allowed_shadow: u64,
     /// Requests refused: quota exhausted.
     pub exhausted: u64,
     /// Requests refused: authority out of reach.
     pub unreachable: u64,
+    /// Requests refused: authority overloaded.
+    pub overloaded: u64,
+    /// Requests refused: an operator has switched a policy to refuse everything.
+    pub kill_switch: u64,
     /// Requests refused: no lease yet, and the call did not wait.
     pub first_touch: u64,
     /// Requests refused for good: cost above the limit.
@@ -38,6 +47,11 @@ pub struct Stats {
     /// Tokens that buckets under `on_outage = "open"` admitted without a lease. They are not
     /// covered by the limit's promise.
     pub open_tokens: u64,
+    /// Tokens that keys on an `outage_allow_list` were admitted without a lease. They are not
+    /// covered by the limit's promise.
+    pub listed_tokens: u64,
+    /// Tokens that were admitted under a kill switch. They are not covered by the limit's promise.
+    pub switched_tokens: u64,
     /// Debits taken back because another policy refused the request or a deadline had passed.
     pub rollbacks: u64,
     /// Debits that could not be taken back, because the lease had been reported or renewed
@@ -54,6 +68,8 @@ pub struct Stats {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Counter {
     OpenTokens,
+    ListedTokens,
+    SwitchedTokens,
     Rollbacks,
     RollbacksLost,
     Connects,
@@ -62,10 +78,12 @@ pub(crate) enum Counter {
 impl Counter {
     const fn index(self) -> usize {
         match self {
-            Self::OpenTokens => 12,
-            Self::Rollbacks => 13,
-            Self::RollbacksLost => 14,
-            Self::Connects => 15,
+            Self::OpenTokens => 16,
+            Self::ListedTokens => 17,
+            Self::SwitchedTokens => 18,
+            Self::Rollbacks => 19,
+            Self::RollbacksLost => 20,
+            Self::Connects => 21,
         }
     }
 }
@@ -84,6 +102,10 @@ const fn outcome_index(outcome: Outcome) -> usize {
         Outcome::Refused(Reason::InvalidKey) => 9,
         Outcome::Refused(Reason::Closed) => 10,
         Outcome::Refused(Reason::UnknownPolicy) => 11,
+        Outcome::Refused(Reason::Overloaded) => 12,
+        Outcome::Refused(Reason::KillSwitch) => 13,
+        Outcome::AllowedSwitched => 14,
+        Outcome::AllowedListed => 15,
     }
 }
 
@@ -112,10 +134,14 @@ impl Counters {
         let refused = |reason| outcome(Outcome::Refused(reason));
         Stats {
             allowed: outcome(Outcome::Allowed),
+            allowed_switched: outcome(Outcome::AllowedSwitched),
             allowed_open: outcome(Outcome::AllowedOpen),
+            allowed_listed: outcome(Outcome::AllowedListed),
             allowed_shadow: outcome(Outcome::AllowedShadow),
             exhausted: refused(Reason::Exhausted),
             unreachable: refused(Reason::Unreachable),
+            overloaded: refused(Reason::Overloaded),
+            kill_switch: refused(Reason::KillSwitch),
             first_touch: refused(Reason::FirstTouch),
             cost_too_high: refused(Reason::CostTooHigh),
             table_full: refused(Reason::TableFull),
@@ -124,6 +150,8 @@ impl Counters {
             closed: refused(Reason::Closed),
             unknown_policy: refused(Reason::UnknownPolicy),
             open_tokens: self.0.total(Counter::OpenTokens.index()),
+            listed_tokens: self.0.total(Counter::ListedTokens.index()),
+            switched_tokens: self.0.total(Counter::SwitchedTokens.index()),
             rollbacks: self.0.total(Counter::Rollbacks.index()),
             rollbacks_lost: self.0.total(Counter::RollbacksLost.index()),
             connects: self.0.total(Counter::Connects.index()),
@@ -184,11 +212,18 @@ mod tests {
             Reason::InvalidKey,
             Reason::Closed,
             Reason::UnknownPolicy,
+            Reason::Overloaded,
+            Reason::KillSwitch,
         ] {
             places.push(outcome_index(Outcome::Refused(reason)));
         }
+        for outcome in [Outcome::AllowedSwitched, Outcome::AllowedListed] {
+            places.push(outcome_index(outcome));
+        }
         for counter in [
             Counter::OpenTokens,
+            Counter::ListedTokens,
+            Counter::SwitchedTokens,
             Counter::Rollbacks,
             Counter::RollbacksLost,
             Counter::Connects,

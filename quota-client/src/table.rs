@@ -363,6 +363,15 @@ impl Table {
         Ok(Inserted { found, spare })
     }
 
+    /// True if a key that is only watched may take a place: in neither of its sets does it come
+    /// near to crowding out keys that are enforced, whatever these need next. Takes a lock.
+    pub(crate) fn is_roomy(&self, fingerprint: Fingerprint) -> bool {
+        let _keys = self.lock();
+        let (first, second) = self.sets_of(fingerprint);
+        let free = self.free_in(first, fingerprint).1 + self.free_in(second, fingerprint).1;
+        free >= WAYS
+    }
+
     /// Takes the entry of a closed slot from its key. Driver only, after
     /// [`quota_core::holder::Event::Closed`].
     pub(crate) fn free(&self, slot: Slot) {

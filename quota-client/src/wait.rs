@@ -10,6 +10,7 @@ use crate::clock;
 use crate::decide::{Attempt, Mood, Refused, Wait};
 use crate::decision::{Decision, Reason};
 use crate::shared::Shared;
+use crate::tally::Tallied;
 use crate::waiters::Ticket;
 
 impl Shared {
@@ -108,6 +109,14 @@ impl Shared {
     fn count_refusal<'c>(&self, refused: Refused<'c>) -> Decision<'c> {
         if let Some((slot, cost)) = refused.demand {
             self.table.entry(slot).cell().refuse(cost);
+        }
+        let what = match refused.decision.reason() {
+            Some(Reason::Unreachable) => Some(Tallied::OutageRefused),
+            Some(Reason::KillSwitch) => Some(Tallied::SwitchRefused),
+            _ => None,
+        };
+        if let (Some(policy), Some(what)) = (refused.policy, what) {
+            self.names.tally(policy).add(what);
         }
         self.count(refused.decision)
     }

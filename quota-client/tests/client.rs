@@ -248,7 +248,7 @@ async fn outages_are_passed_as_the_policy_says_and_counted_apart() {
     until("the link is down", || client.link() == Link::Down).await;
     let outcome = |dimensions| client.check(dimensions).outcome();
     assert_eq!(outcome(&[("tenant", "t9")]), Outcome::AllowedOpen);
-    assert_eq!(outcome(&[("user", "vip")]), Outcome::AllowedOpen);
+    assert_eq!(outcome(&[("user", "vip")]), Outcome::AllowedListed);
     assert_eq!(
         outcome(&[("user", "u1")]),
         Outcome::Refused(Reason::Unreachable)
@@ -262,7 +262,8 @@ async fn outages_are_passed_as_the_policy_says_and_counted_apart() {
         Outcome::AllowedOpen
     );
     let stats = client.stats();
-    assert_eq!((stats.allowed_open, stats.open_tokens), (3, 7));
+    assert_eq!((stats.allowed_open, stats.open_tokens), (2, 6));
+    assert_eq!((stats.allowed_listed, stats.listed_tokens), (1, 1));
     assert_eq!((stats.allowed, stats.unreachable), (0, 2));
 }
 

@@ -26,6 +26,7 @@ use prometheus_client::registry::{Registry, Unit};
 use quota_core::authority::{PolicyStats, Stats};
 use quota_core::key::PolicyId;
 use quota_core::message::{Refusal, Status};
+use quota_core::outcomes::Outcomes;
 
 use self::ledger::{Ledger, PolicyLabel};
 use crate::store::handle::StoreWatch;
@@ -46,6 +47,7 @@ pub struct Metrics {
     ledger: Ledger,
     answers: [Counter; AnswerStatus::ALL.len()],
     records: Family<PolicyLabel, Counter>,
+    decisions: Family<DecisionLabel, Counter>,
     /// Client streams open now.
     pub streams: Gauge,
     /// Messages received on streams.
@@ -74,6 +76,14 @@ pub struct Metrics {
     pub policy_version: Gauge,
     /// Policy changes accepted.
     pub policy_changes: Counter,
+    /// Kill switches that are set.
+    pub kill_switches: Gauge,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DecisionLabel {
+    policy: String,
+    decision: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -162,6 +172,7 @@ impl Metrics {
             answers: AnswerStatus::ALL
                 .map(|status| answers.get_or_create_owned(&StatusLabel { status })),
             records: Family::default(),
+            decisions: Family::default(),
             streams: Gauge::default(),
             messages_in: Counter::default(),
             messages_out: Counter::default(),
@@ -176,6 +187,7 @@ impl Metrics {
             policies: Gauge::default(),
             policy_version: Gauge::default(),
             policy_changes: Counter::default(),
+            kill_switches: Gauge::default(),
         };
         metrics.register(answers);
         metrics
@@ -190,6 +202,12 @@ impl Metrics {
             "records",
             "Reservation records handed to the store; none for volatile buckets",
             self.records.clone(),
+        );
+        to.register(
+            "gateway_decisions",
+            "Requests that gateways decided beside the ledger: under policies in shadow mode, kill \
+             switches and outages",
+            self.decisions.clone(),
         );
         to.register("streams", "Client streams open", self.streams.clone());
         to.register(
@@ -247,6 +265,11 @@ impl Metrics {
             "Policy changes accepted",
             self.policy_changes.clone(),
         );
+        to.register(
+            "kill_switches",
+            "Kill switches that are set",
+            self.kill_switches.clone(),
+        );
     }
 
     /// Counts one answer.
@@ -280,6 +303,18 @@ impl Metrics {
         self.records
             .get_or_create(&PolicyLabel { policy })
             .inc_by(count);
+    }
+
+    /// Counts what gateways decided under a policy beside the ledger. Takes locks: once a report.
+    pub fn decided(&self, policy: &PolicyId, news: &Outcomes) {
+        let policy = self.label(policy);
+        for (decision, count) in news.named() {
+            if count > 0 {
+                let policy = policy.clone();
+                let label = DecisionLabel { policy, decision };
+                self.decisions.get_or_create(&label).inc_by(count);
+            }
+        }
     }
 
     fn label(&self, id: &PolicyId) -> String {

@@ -17,6 +17,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use crate::config::{Config, StoreKind};
 use crate::metrics::Metrics;
+use crate::node::outcomes::GatewayOutcomes;
 use crate::node::policies::{self, PolicySnapshot, PolicyTask};
 use crate::node::readiness::Readiness;
 use crate::node::repeats::Repeats;
@@ -173,6 +174,8 @@ impl Server {
             streams,
             readiness,
             policies: desk,
+            outcomes: GatewayOutcomes::default(),
+            metrics: Arc::clone(&metrics),
             items: Arc::new(Semaphore::new(ITEMS_WAITING_MAX)),
             calls: Arc::new(Semaphore::new(CALLS_MAX)),
             repeats: Repeats::default(),

@@ -5,10 +5,12 @@
 mod store_support;
 
 use quota_core::id::{Epoch, PolicyVersion, ShardId};
+use quota_core::policy::{SwitchMode, SwitchScope};
 use quota_server::store::memory::{MemoryDisk, MemoryStore};
 use quota_server::store::sled::{SledOptions, SledStore};
 use quota_server::store::{
-    PolicyWrite, PolicyWriteError, ShardWrite, Store, StoreError, WriteError,
+    PolicyWrite, PolicyWriteError, ShardWrite, Store, StoreError, SwitchRecord, SwitchesRecord,
+    WriteError,
 };
 use store_support::{bucket_in, history, policy_id, put, removal, rows, used, write};
 
@@ -328,6 +330,37 @@ fn policies_are_compared_and_set_and_revisions_only_grow<B: Bench>() {
     );
 }
 
+fn kill_switches_are_replaced_as_a_whole_and_survive<B: Bench>() {
+    let bench = B::new();
+    let mut store = bench.open();
+    assert_eq!(store.switches().expect("reads"), SwitchesRecord::default());
+    let switch = |mode, expires_at| SwitchRecord {
+        mode,
+        expires_at,
+        reason: "drill".to_owned(),
+    };
+    let both = [
+        (SwitchScope::Everything, switch(SwitchMode::AdmitAll, None)),
+        (
+            SwitchScope::Policy(policy_id("api")),
+            switch(SwitchMode::RefuseAll, Some(7)),
+        ),
+    ];
+    let both = SwitchesRecord {
+        switches: both.into(),
+    };
+    let due = store.next_revision().expect("reads");
+    assert_eq!(store.put_switches(&both).expect("writes"), due);
+    assert!(store.next_revision().expect("reads") > due);
+    drop(store);
+    let mut store = bench.open();
+    assert_eq!(store.switches().expect("reads"), both);
+    let none = SwitchesRecord::default();
+    assert!(store.put_switches(&none).expect("writes") > due);
+    drop(store);
+    assert_eq!(bench.open().switches().expect("reads"), none);
+}
+
 fn the_identity_is_fixed_at_creation<B: Bench>() {
     let bench = B::new();
     let identity = bench.open().identity();
@@ -397,6 +430,7 @@ macro_rules! conform {
             a_later_record_in_a_batch_wins
             a_hand_over_is_exact_and_consumed_once
             policies_are_compared_and_set_and_revisions_only_grow
+            kill_switches_are_replaced_as_a_whole_and_survive
             the_identity_is_fixed_at_creation
         );
     })* };

@@ -13,13 +13,14 @@ use std::path::PathBuf;
 use quota_core::id::{
     Epoch, Incarnation, LeaseId, MessageNumber, PolicyVersion, Sequence, ShardId,
 };
-use quota_core::policy::{LimitClass, PolicyHistory};
+use quota_core::policy::{LimitClass, PolicyHistory, SwitchMode, SwitchScope};
 use quota_core::rate::Rate;
 use quota_core::record::{BucketRow, HandOver, LeaseRow, LevelRow, Reservation, Stamp, UnseenRow};
 use quota_core::time::{Term, Timestamp};
 use quota_core::tokens::Tokens;
 use quota_server::store::format::{
-    self, ClaimRecord, HandOverMarker, IdentityRecord, PolicyRecord, Tree, VERSION,
+    self, ClaimRecord, HandOverMarker, IdentityRecord, PolicyRecord, SwitchRecord, SwitchesRecord,
+    Tree, VERSION,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -71,6 +72,30 @@ fn the_stored_form_of_every_record_is_pinned() {
     pin("commits", Tree::Meta, format::COMMITS_KEY, &70_000_u64);
     let revision = PolicyVersion::new(300);
     pin("revision", Tree::Meta, format::REVISION_KEY, &revision);
+    let switch = |mode, expires_at, reason: &str| SwitchRecord {
+        mode,
+        expires_at,
+        reason: reason.to_owned(),
+    };
+    let namespace = SwitchScope::Namespace("shop".to_owned());
+    let switches = [
+        (
+            SwitchScope::Everything,
+            switch(SwitchMode::AdmitAll, None, ""),
+        ),
+        (
+            namespace,
+            switch(SwitchMode::RefuseAll, Some(1_800_000_000_000), "drill"),
+        ),
+        (
+            SwitchScope::Policy(policy_id("api")),
+            switch(SwitchMode::AdmitAll, None, "limit set too low"),
+        ),
+    ];
+    let switches = SwitchesRecord {
+        switches: switches.into(),
+    };
+    pin("switches", Tree::Meta, format::SWITCHES_KEY, &switches);
     let claim = ClaimRecord {
         epoch: Epoch::new(9),
         tenures: 2,

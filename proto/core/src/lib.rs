@@ -9,6 +9,7 @@
 //! - [`cell`]: the lock-free word that requests spend from
 //! - [`holder`]: the state machine that keeps a client's cells supplied
 //! - [`message`]: what holders and authorities say to each other
+//! - [`outcomes`]: what gateways decide beside the ledger, counted
 //! - [`record`]: what a shard keeps durably
 #![no_std]
 #![deny(
@@ -37,6 +38,7 @@ pub mod id;
 pub mod key;
 pub mod level;
 pub mod message;
+pub mod outcomes;
 pub mod policy;
 pub mod rate;
 pub mod record;

@@ -36,6 +36,8 @@ pub const NODES_MAX: usize = 1024;
 pub const NOTICE_POLICIES_MAX: usize = 1024;
 /// Most namespaces in one watch.
 pub const NAMESPACES_MAX: usize = 64;
+/// Most policies whose outcomes travel in one batch.
+pub const OUTCOMES_MAX: usize = 64;
 /// Highest running total, message number and sequence number. No honest peer reaches it, and sums
 /// of two stay within 64 bits.
 pub const TOTAL_MAX: u64 = 1 << 62;
@@ -49,13 +51,16 @@ const REQUEST_BYTES_MAX: usize = 5 + 5 * 10 + 4 + 5 + 6 + 1;
 const ANSWER_BYTES_MAX: usize = 5 + 7 * 10 + 1;
 /// Bytes of one introduction at the worst, with tags and lengths, but without its key.
 const INTRODUCTION_BYTES_MAX: usize = 4 + (1 + 5) + 2 * (1 + 2 + NAME_BYTES_MAX) + (1 + 2);
+/// Bytes of the outcomes of one policy at the worst: its name, and eight 64-bit numbers.
+const OUTCOMES_BYTES_MAX: usize = 2 * (1 + 2) + 2 * (1 + 2 + NAME_BYTES_MAX) + 8 * (1 + 10);
 /// Bytes of a batch beside its items: tags, lengths and bases of at most 16 fields.
 const OVERHEAD_BYTES_MAX: usize = 16 * 32;
 
 const _: () = {
     let introductions = INTRODUCTIONS_MAX * INTRODUCTION_BYTES_MAX + INTRODUCED_BYTES_MAX;
     let requests = ITEMS_MAX * REQUEST_BYTES_MAX;
-    assert!(introductions + requests + OVERHEAD_BYTES_MAX <= MESSAGE_BYTES_MAX);
+    let outcomes = OUTCOMES_MAX * OUTCOMES_BYTES_MAX;
+    assert!(introductions + requests + outcomes + OVERHEAD_BYTES_MAX <= MESSAGE_BYTES_MAX);
     assert!(ITEMS_MAX * ANSWER_BYTES_MAX + OVERHEAD_BYTES_MAX <= MESSAGE_BYTES_MAX);
     assert!(quota_core::holder::REQUESTS_MAX <= ITEMS_MAX);
     assert!(quota_core::holder::INTRODUCTIONS_MAX <= INTRODUCTIONS_MAX);

@@ -267,3 +267,11 @@ pub fn not_served(call: &str) -> Status {
     let message = format!("{call} is not served by this version");
     with_detail(Code::Unimplemented, message, &reason(Reason::NotServed))
 }
+
+/// UNAVAILABLE: an operator has switched the policy to refuse everything.
+#[must_use]
+pub fn switched_off(policy: &PolicyId) -> Status {
+    let message = format!("an operator has switched policy {policy} to refuse everything for now");
+    let detail = about(Reason::KillSwitch, Some(policy));
+    with_detail(Code::Unavailable, message, &detail)
+}

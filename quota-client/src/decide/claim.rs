@@ -3,15 +3,19 @@
 
 use quota_core::cell::{Debit, Receipt};
 use quota_core::holder::Slot;
+use quota_core::policy::SwitchMode;
 use quota_core::time::Timestamp;
 use quota_core::tokens::Tokens;
 use smallvec::SmallVec;
 
 use super::INLINE;
-use crate::decision::{Decision, Reason};
+use crate::decision::{Decision, Outcome, Reason};
 use crate::fingerprint::Fingerprint;
+use crate::names::PolicyNumber;
 use crate::rules::{Rule, RuleLimit};
+use crate::stats::Counter;
 use crate::table::Found;
+use crate::tally::Tallied;
 
 /// What the caller is ready for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +41,8 @@ pub(crate) struct Refused<'c> {
     pub(crate) wait: Wait,
     /// What to count as demand if the refusal is final.
     pub(crate) demand: Option<(Slot, Tokens)>,
+    /// The policy that refused, for its tally.
+    pub(crate) policy: Option<PolicyNumber>,
 }
 
 impl Refused<'_> {
@@ -74,6 +80,8 @@ pub(crate) struct Claim<'a> {
     pub(crate) cost: Tokens,
     /// Decided and counted, but never refused.
     pub(crate) watched: bool,
+    /// What a kill switch says.
+    pub(super) switched: Option<SwitchMode>,
     pub(crate) found: Option<Found<'a>>,
     pub(super) state: State,
 }
@@ -81,8 +89,8 @@ pub(crate) struct Claim<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum State {
     Open,
-    /// Passes without tokens: watched only, or admitted on account of an outage.
-    Passed,
+    /// Passes without tokens of a lease.
+    Passed(Pass),
     Debited(Debit),
     Spent(Receipt, Tokens),
 }
@@ -103,6 +111,7 @@ impl<'a> Claim<'a> {
             fingerprint,
             cost: cost.unwrap_or(rule.cost_default),
             watched,
+            switched: rule.switched(),
             found: None,
             state: State::Open,
         }
@@ -113,6 +122,53 @@ impl<'a> Claim<'a> {
             && self
                 .found
                 .is_some_and(|found| found.entry.cell().view().tokens >= self.cost)
+    }
+}
+
+/// Why a request passes a policy without tokens of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pass {
+    /// The policy only watches; enforced, it would have refused for this reason.
+    Watched(Reason),
+    /// A kill switch admits all.
+    Switched,
+    /// The authority is out of reach, and the policy is open then.
+    Open,
+    /// The authority is out of reach, and the key is on the policy's list for that.
+    Listed,
+}
+
+impl Pass {
+    pub(super) const fn outcome(self) -> Outcome {
+        match self {
+            Self::Watched(_) => Outcome::AllowedShadow,
+            Self::Switched => Outcome::AllowedSwitched,
+            Self::Open => Outcome::AllowedOpen,
+            Self::Listed => Outcome::AllowedListed,
+        }
+    }
+
+    /// What its tokens are counted as.
+    pub(super) const fn counter(self) -> Option<Counter> {
+        match self {
+            Self::Watched(_) => None,
+            Self::Switched => Some(Counter::SwitchedTokens),
+            Self::Open => Some(Counter::OpenTokens),
+            Self::Listed => Some(Counter::ListedTokens),
+        }
+    }
+
+    pub(super) const fn tallied(self) -> Tallied {
+        match self {
+            // What enforcement would have refused whether or not the caller could wait.
+            Self::Watched(Reason::Exhausted | Reason::CostTooHigh | Reason::InvalidKey) => {
+                Tallied::ShadowRefused
+            }
+            Self::Watched(_) => Tallied::ShadowUndecided,
+            Self::Switched => Tallied::SwitchAdmitted,
+            Self::Open => Tallied::OutageOpen,
+            Self::Listed => Tallied::OutageListed,
+        }
     }
 }
 
@@ -138,7 +194,8 @@ pub(super) struct Short {
 }
 
 impl Short {
-    pub(super) const fn permanent(reason: Reason) -> Self {
+    /// A refusal that no wait of the caller helps against.
+    pub(super) const fn at_once(reason: Reason) -> Self {
         Self {
             reason,
             wait: Wait::Never,

@@ -337,6 +337,7 @@ fn complete(version: u64, specs: &[PolicySpec]) -> PolicyUpdate {
         complete: true,
         policies: policies.collect(),
         deleted: Vec::new(),
+        switches: None,
     }
 }
 

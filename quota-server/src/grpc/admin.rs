@@ -1,6 +1,7 @@
 //! Policies and inspection. Calls that are laid out for later answer UNIMPLEMENTED by default.
 
 mod survey;
+mod switch;
 mod tune;
 
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use quota_core::tokens::Tokens;
 use quota_wire::convert::common::{
     decode_bucket, decode_policy_id, encode_bucket, encode_lease, encode_term,
 };
+use quota_wire::convert::outcomes::encode_outcomes;
 use quota_wire::convert::policy::{decode_spec, encode_policy};
 use quota_wire::limits::MESSAGE_BYTES_MAX;
 use quota_wire::proto as wire;
@@ -21,11 +23,14 @@ use quota_wire::{Malformed, status};
 use tonic::{Code, Request, Response, Status};
 
 use crate::clock;
+use crate::node::policies::switches::in_force;
 use crate::node::policies::{Change, ChangeRefused, ChangeRequest, Changed};
 use crate::node::{Node, NotServed, totals};
 
 const PAGE_DEFAULT: usize = 100;
 const PAGE_MAX: usize = 1000;
+/// Most policies whose outcomes are shown.
+const OUTCOMES_SHOWN: usize = 1000;
 /// Most leases of one bucket that are shown.
 const LEASES_MAX: usize = 1000;
 
@@ -172,6 +177,22 @@ impl Admin for AdminService {
             .map(Response::new)
     }
 
+    async fn set_kill_switch(
+        &self,
+        request: Request<wire::SetKillSwitchRequest>,
+    ) -> Result<Response<wire::SetKillSwitchResponse>, Status> {
+        switch::set(&self.node, request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn list_kill_switches(
+        &self,
+        _request: Request<wire::ListKillSwitchesRequest>,
+    ) -> Result<Response<wire::ListKillSwitchesResponse>, Status> {
+        Ok(Response::new(switch::list(&self.node)))
+    }
+
     async fn stats(
         &self,
         _request: Request<wire::StatsRequest>,
@@ -210,8 +231,24 @@ impl Admin for AdminService {
             store_commits: stats.writes,
             policy_revision: snapshot.revision(),
             policies: u32::try_from(snapshot.current().count()).unwrap_or(u32::MAX),
+            kill_switches: u32::try_from(in_force(snapshot.switches()).len()).unwrap_or(u32::MAX),
+            outcomes: outcomes(&self.node),
         }))
     }
+}
+
+/// What gateways decided beside the ledger: of many policies those with the most requests.
+fn outcomes(node: &Node) -> Vec<wire::PolicyOutcomes> {
+    let mut totals = node.outcomes.totals();
+    if totals.len() > OUTCOMES_SHOWN {
+        totals.sort_by_key(|(_, outcomes)| std::cmp::Reverse(outcomes.requests()));
+        totals.truncate(OUTCOMES_SHOWN);
+        totals.sort_by(|(one, _), (other, _)| one.cmp(other));
+    }
+    let totals = totals.iter();
+    totals
+        .map(|(policy, outcomes)| encode_outcomes(policy, outcomes))
+        .collect()
 }
 
 fn policy_id(id: Option<wire::PolicyId>) -> Result<PolicyId, Malformed> {
@@ -333,7 +370,7 @@ fn refusal(refused: &ChangeRefused) -> Status {
             current,
         } => status::version_conflict(id, *expected, *current),
         ChangeRefused::NotAllowed { id, .. } => status::change_not_allowed(id, said),
-        ChangeRefused::TooMany => Status::resource_exhausted(said),
+        ChangeRefused::TooMany | ChangeRefused::TooManySwitches => Status::resource_exhausted(said),
         ChangeRefused::Store(_) => Status::unavailable(said),
         ChangeRefused::Unsure(_) => Status::unknown(said),
     }

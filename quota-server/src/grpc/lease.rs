@@ -13,6 +13,7 @@ use std::time::Duration;
 use quota_core::id::{Incarnation, ShardId};
 use quota_wire::Malformed;
 use quota_wire::convert::handshake::{self, SPOKEN, StreamLimits, Welcome};
+use quota_wire::convert::outcomes::take_outcomes;
 use quota_wire::convert::stream::{self, FromAuthority};
 use quota_wire::limits::{INTRODUCTIONS_MAX, ITEMS_MAX};
 use quota_wire::proto as wire;
@@ -24,6 +25,7 @@ use crate::metrics::Metrics;
 use crate::node::Node;
 use crate::node::event::{Event, Part};
 use crate::node::outbox::{Outbox, Parcel};
+use crate::node::outcomes::Reported;
 use crate::node::route::Routes;
 use crate::node::shard::turn_away;
 use crate::node::streams::About;
@@ -133,7 +135,15 @@ impl Reader {
         // A stream that reaches a shard before its first tenure ends when that begins. At start
         // all of them would, one shard after another, so what was said waits at the door.
         let _ = tokio::time::timeout(START_WITHIN, self.node.readiness.started()).await;
-        while let Some(message) = self.next().await? {
+        let mut reported = Reported::default();
+        while let Some(mut message) = self.next().await? {
+            let report = take_outcomes(&mut message)?;
+            if !report.is_empty() {
+                let snapshot = self.node.policies.snapshot();
+                for (policy, news) in reported.take(report, &snapshot) {
+                    self.node.outcomes.add(&self.metrics, &policy, news);
+                }
+            }
             let message = stream::decode_from_holder(message)?;
             let items = message.requests.len() + message.introductions.len();
             let parts = leaving.routes.split(clock::now(), message)?;

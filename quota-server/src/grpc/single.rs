@@ -7,9 +7,11 @@
 use std::hash::Hasher;
 use std::time::Duration;
 
-use quota_core::id::{Incarnation, LeaseId, Sequence};
-use quota_core::key::BucketAddress;
+use quota_core::id::{Incarnation, LeaseId, PolicyVersion, Sequence};
+use quota_core::key::{BucketAddress, PolicyId};
 use quota_core::message::{Answer, Grant, LeaseRequest, Status as Outcome};
+use quota_core::outcomes::Outcomes;
+use quota_core::policy::SwitchMode;
 use quota_core::time::{Term, Timestamp};
 use quota_core::tokens::Tokens;
 use quota_wire::convert::unary::{Acquire, Acquired, Held, Release};
@@ -47,6 +49,13 @@ pub(super) async fn acquire(node: &Node, call: Acquire) -> Result<Acquired, Stat
         retry,
     } = call;
     let policy = bucket.policy.clone();
+    if let Some(version) = switched(node, &policy, hold)? {
+        return Ok(Acquired {
+            granted: tokens,
+            held: None,
+            version,
+        });
+    }
     let (incarnation, sequence) = match retry {
         Some(retry) => (bound(retry.incarnation, &bucket), retry.sequence),
         None => (drawn(), ONLY),
@@ -102,6 +111,34 @@ pub(super) async fn acquire(node: &Node, call: Acquire) -> Result<Acquired, Stat
             // Nothing to give back yet.
             Outcome::Recall { .. } => {}
         }
+    }
+}
+
+/// What a kill switch says of a call: the version under which it is admitted without a charge.
+///
+/// A lease is granted and charged as usual, since its holder will report on it.
+fn switched(node: &Node, policy: &PolicyId, hold: bool) -> Result<Option<PolicyVersion>, Status> {
+    let snapshot = node.policies.snapshot();
+    let Some(version) = snapshot.get(policy).map(|policy| policy.version()) else {
+        return Ok(None);
+    };
+    let count = |what| node.outcomes.add(&node.metrics, policy, what);
+    match snapshot.switched(policy) {
+        Some(SwitchMode::RefuseAll) => {
+            count(Outcomes {
+                switch_refused: 1,
+                ..Outcomes::default()
+            });
+            Err(status::switched_off(policy))
+        }
+        Some(SwitchMode::AdmitAll) if !hold => {
+            count(Outcomes {
+                switch_admitted: 1,
+                ..Outcomes::default()
+            });
+            Ok(Some(version))
+        }
+        Some(SwitchMode::AdmitAll) | None => Ok(None),
     }
 }
 
@@ -227,7 +264,7 @@ fn term(duration: Duration) -> Term {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use quota_core::key::{Key, PolicyId};
+    use quota_core::key::Key;
 
     #[test]
     fn a_caller_is_another_holder_at_each_bucket_and_the_same_at_one() {

@@ -11,6 +11,7 @@ use std::task::{Context, Poll, ready};
 use quota_core::id::PolicyVersion;
 use quota_core::key::PolicyId;
 use quota_wire::convert::policy::{PolicyUpdate, VersionedSpec, encode_update};
+use quota_wire::convert::switch::Switches;
 use quota_wire::convert::unary::WatchPolicies;
 use quota_wire::proto as wire;
 use tokio::sync::watch;
@@ -20,6 +21,8 @@ use tonic::Status;
 
 use crate::node::Node;
 use crate::node::policies::PolicySnapshot;
+use crate::node::policies::switches::in_force;
+use crate::store::SwitchesRecord;
 
 /// What one watcher is sent.
 pub(super) struct Updates {
@@ -39,6 +42,8 @@ struct Known {
     /// The revision that it says it has, until it has been told the first time.
     claimed: Option<u64>,
     versions: BTreeMap<PolicyId, PolicyVersion>,
+    /// The kill switches, once they have been told.
+    switches: Option<Arc<SwitchesRecord>>,
 }
 
 /// The updates for one watcher.
@@ -51,6 +56,7 @@ pub(super) fn updates(node: &Node, wish: WatchPolicies) -> Updates {
             namespaces: wish.namespaces,
             claimed: Some(wish.known_revision),
             versions: BTreeMap::new(),
+            switches: None,
         },
         ready: VecDeque::new(),
     }
@@ -72,6 +78,7 @@ impl Known {
             .collect();
         let before = std::mem::replace(&mut self.versions, now);
         let revision = snapshot.revision();
+        let switches = self.switches(snapshot);
         let claimed = self.claimed.take();
         if claimed == Some(revision) && revision > 0 {
             return Some(PolicyUpdate {
@@ -79,6 +86,7 @@ impl Known {
                 complete: false,
                 policies: Vec::new(),
                 deleted: Vec::new(),
+                switches,
             });
         }
         let complete = claimed.is_some();
@@ -96,13 +104,29 @@ impl Known {
             .into_keys()
             .filter(|id| !self.versions.contains_key(id))
             .collect();
-        let silent = !complete && policies.is_empty() && deleted.is_empty();
+        let silent = !complete && policies.is_empty() && deleted.is_empty() && switches.is_none();
         (!silent).then_some(PolicyUpdate {
             revision,
             complete,
             policies,
             deleted,
+            switches,
         })
+    }
+
+    /// The kill switches, unless this watcher has been told of just these.
+    fn switches(&mut self, snapshot: &PolicySnapshot) -> Option<Switches> {
+        let now = snapshot.switches();
+        if self.switches.as_ref() == Some(now) {
+            return None;
+        }
+        self.switches = Some(Arc::clone(now));
+        let wanted = |namespace: &str| {
+            self.namespaces.is_empty() || self.namespaces.iter().any(|wanted| wanted == namespace)
+        };
+        let mut told = in_force(now);
+        told.retain(|scope, _| scope.namespace().is_none_or(wanted));
+        Some(told)
     }
 }
 

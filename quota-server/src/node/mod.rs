@@ -7,7 +7,8 @@
 //! - [`streams`]: who is connected
 //! - [`route`]: which shard each key number of a stream belongs to
 //! - [`visit`]: a single call as a holder of its own; [`repeats`]: the last lease of each caller
-//! - [`policies`]: storing policies and putting them in force
+//! - [`policies`]: storing policies and kill switches, and putting them in force
+//! - [`outcomes`]: what gateways report to have decided beside the ledger
 //! - [`readiness`]: whether everything serves
 //! - [`survey`]: looking over all buckets without stalling their shards
 //! - [`totals`]: what a shard counted over all its tenures
@@ -16,6 +17,7 @@
 
 pub(crate) mod event;
 pub(crate) mod outbox;
+pub(crate) mod outcomes;
 pub(crate) mod policies;
 pub(crate) mod readiness;
 pub(crate) mod repeats;
@@ -39,11 +41,13 @@ use quota_core::time::Timestamp;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use self::event::{Event, ShardReport};
+use self::outcomes::GatewayOutcomes;
 use self::policies::PolicyDesk;
 use self::readiness::Readiness;
 use self::repeats::Repeats;
 use self::streams::Streams;
 use crate::clock;
+use crate::metrics::Metrics;
 
 /// Events that may wait for one shard. Streams wait for room, which is their back-pressure; single
 /// calls are answered busy.
@@ -65,6 +69,10 @@ pub(crate) struct Node {
     pub(crate) readiness: Arc<Readiness>,
     /// The policies.
     pub(crate) policies: PolicyDesk,
+    /// What gateways decided beside the ledger.
+    pub(crate) outcomes: GatewayOutcomes,
+    /// What is counted.
+    pub(crate) metrics: Arc<Metrics>,
     /// Room for items that wait for shards.
     pub(crate) items: Arc<Semaphore>,
     /// Room for single calls under way.

@@ -5,19 +5,24 @@
 //! are kept until nothing that they granted can be live, and then cleared the same way.
 
 mod change;
+mod snapshot;
+pub(crate) mod switches;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use quota_core::id::PolicyVersion;
 use quota_core::key::PolicyId;
-use quota_core::policy::{ChangeError, Kind, POLICIES_MAX, Policy, PolicyHistory, PolicySpec};
+use quota_core::policy::{ChangeError, Kind, POLICIES_MAX, PolicyHistory, PolicySpec};
 use quota_core::time::{DriftAllowance, Timestamp};
 use quota_wire::convert::notice::PolicyNotice;
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub(crate) use self::change::{Change, ChangeRefused, ChangeRequest, Changed};
+use self::snapshot::Entry;
+pub(crate) use self::snapshot::PolicySnapshot;
+use self::switches::{SwitchAsk, SwitchChanged, SwitchRequest};
 use super::event::{Applied, Event};
 use super::streams::Streams;
 use crate::clock;
@@ -33,70 +38,6 @@ const CLEAR_EVERY: Duration = Duration::from_secs(1);
 /// to be in force. A shard that is not served does not count.
 const APPLY_WITHIN: Duration = Duration::from_secs(30);
 
-/// The policies as they are stored, at one revision.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct PolicySnapshot {
-    revision: u64,
-    entries: BTreeMap<PolicyId, Entry>,
-}
-
-#[derive(Clone, Debug)]
-struct Entry {
-    /// The revision of the stored record, which a change has to name.
-    stored: PolicyVersion,
-    history: PolicyHistory,
-}
-
-impl PolicySnapshot {
-    /// Reads all policies.
-    pub(crate) async fn load(store: &StoreHandle) -> Result<Self, StoreError> {
-        let policies = store.policies().await?;
-        let next = store.next_revision().await?;
-        let entry = |policy: crate::store::StoredPolicy| {
-            (
-                policy.history.id().clone(),
-                Entry {
-                    stored: policy.revision,
-                    history: policy.history,
-                },
-            )
-        };
-        Ok(Self {
-            revision: next.get().saturating_sub(1),
-            entries: policies.into_iter().map(entry).collect(),
-        })
-    }
-
-    /// Zero as long as nothing was ever stored.
-    pub(crate) const fn revision(&self) -> u64 {
-        self.revision
-    }
-
-    /// Every policy, deleted ones whose exposure may be live included.
-    pub(crate) fn histories(&self) -> Vec<PolicyHistory> {
-        self.entries
-            .values()
-            .map(|entry| entry.history.clone())
-            .collect()
-    }
-
-    /// The policies in force, by identity.
-    pub(crate) fn current(&self) -> impl Iterator<Item = &Arc<Policy>> + Clone {
-        self.entries
-            .values()
-            .filter_map(|entry| entry.history.current())
-    }
-
-    /// The policy in force under this identity.
-    pub(crate) fn get(&self, id: &PolicyId) -> Option<&Arc<Policy>> {
-        self.entries.get(id)?.history.current()
-    }
-
-    fn version(&self, id: &PolicyId) -> Option<PolicyVersion> {
-        self.get(id).map(|policy| policy.version())
-    }
-}
-
 /// Reaches the policy task. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct PolicyDesk {
@@ -105,9 +46,12 @@ pub(crate) struct PolicyDesk {
 }
 
 #[derive(Debug)]
-struct Ask {
-    request: ChangeRequest,
-    reply: oneshot::Sender<Result<Changed, ChangeRefused>>,
+enum Ask {
+    Change {
+        request: ChangeRequest,
+        reply: oneshot::Sender<Result<Changed, ChangeRefused>>,
+    },
+    Switch(SwitchAsk),
 }
 
 impl PolicyDesk {
@@ -124,8 +68,26 @@ impl PolicyDesk {
     /// Makes a change. Dropping this future does not stop it.
     pub(crate) async fn change(&self, request: ChangeRequest) -> Result<Changed, ChangeRefused> {
         let (reply, replied) = oneshot::channel();
+        self.ask(Ask::Change { request, reply }, replied).await
+    }
+
+    /// Sets a kill switch. Dropping this future does not stop it.
+    pub(crate) async fn switch(
+        &self,
+        request: SwitchRequest,
+    ) -> Result<SwitchChanged, ChangeRefused> {
+        let (reply, replied) = oneshot::channel();
+        let ask = SwitchAsk { request, reply };
+        self.ask(Ask::Switch(ask), replied).await
+    }
+
+    async fn ask<T>(
+        &self,
+        ask: Ask,
+        replied: oneshot::Receiver<Result<T, ChangeRefused>>,
+    ) -> Result<T, ChangeRefused> {
         let stopping = || "the server is stopping".to_owned();
-        if self.requests.send(Ask { request, reply }).await.is_err() {
+        if self.requests.send(ask).await.is_err() {
             return Err(ChangeRefused::Store(stopping()));
         }
         replied
@@ -191,6 +153,10 @@ impl PolicyTask {
         self.metrics
             .policy_version
             .set(signed(versions.clone().max().unwrap_or_default()));
+        let switches = u64::try_from(snapshot.switches().switches.len());
+        self.metrics
+            .kill_switches
+            .set(signed(switches.unwrap_or(u64::MAX)));
         self.metrics
             .policies
             .set(signed(u64::try_from(versions.count()).unwrap_or(u64::MAX)));
@@ -205,11 +171,21 @@ impl PolicyTask {
                 biased;
                 () = stopped(&mut stop) => return,
                 ask = self.requests.recv() => {
-                    let Some(Ask { request, reply }) = ask else { return };
                     // The caller may have given up; what was done stands.
-                    let _ = reply.send(self.change(request).await);
+                    match ask {
+                        None => return,
+                        Some(Ask::Change { request, reply }) => {
+                            let _ = reply.send(self.change(request).await);
+                        }
+                        Some(Ask::Switch(SwitchAsk { request, reply })) => {
+                            let _ = reply.send(self.switch(request).await);
+                        }
+                    }
                 }
-                _ = clear.tick() => self.clear_former().await,
+                _ = clear.tick() => {
+                    self.clear_former().await;
+                    self.clear_switches().await;
+                }
             }
         }
     }
@@ -551,6 +527,26 @@ pub(crate) async fn store_first(
             .map_err(|error| ChangeRefused::Store(error.to_string()))?;
     }
     Ok(())
+}
+
+/// Policies for other modules' tests.
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::*;
+
+    /// These policies, in force and stored under their versions.
+    pub(crate) fn snapshot(histories: impl IntoIterator<Item = PolicyHistory>) -> PolicySnapshot {
+        let mut snapshot = PolicySnapshot::default();
+        for history in histories {
+            let stored = history.current().map(|policy| policy.version());
+            let entry = Entry {
+                stored: stored.unwrap_or_default(),
+                history: history.clone(),
+            };
+            snapshot.entries.insert(history.id().clone(), entry);
+        }
+        snapshot
+    }
 }
 
 #[cfg(test)]

@@ -9,11 +9,12 @@
 //! a record: copy the shape that it had into a module `v1` here, raise [`VERSION`], convert in
 //! [`decode`], and add golden files for the new version beside the old ones, which stay.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use quota_core::id::{Epoch, PolicyVersion, ShardId};
 use quota_core::key::{BucketAddress, Key, PolicyId};
-use quota_core::policy::PolicyHistory;
+use quota_core::policy::{PolicyHistory, SwitchMode, SwitchScope};
 use quota_core::record::{HandOver, Reservation};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -74,6 +75,9 @@ pub const COMMITS_KEY: &[u8] = b"commits";
 /// The key of the highest revision used, a [`PolicyVersion`] in [`Tree::Meta`].
 pub const REVISION_KEY: &[u8] = b"revision";
 
+/// The key of the [`SwitchesRecord`].
+pub const SWITCHES_KEY: &[u8] = b"switches";
+
 /// Who owns a shard; [`Tree::Claims`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClaimRecord {
@@ -101,6 +105,25 @@ pub struct PolicyRecord {
     pub revision: PolicyVersion,
     /// Its current and former versions.
     pub history: PolicyHistory,
+}
+
+/// The kill switches that are set; [`Tree::Meta`], key [`SWITCHES_KEY`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SwitchesRecord {
+    /// By scope.
+    pub switches: BTreeMap<SwitchScope, SwitchRecord>,
+}
+
+/// One kill switch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SwitchRecord {
+    /// What it does.
+    pub mode: SwitchMode,
+    /// When it goes back to off by itself: milliseconds since 1970 on the wall clock, the only
+    /// one that goes on while no server runs. The ledger does not depend on it.
+    pub expires_at: Option<u64>,
+    /// Why, as its setter said.
+    pub reason: String,
 }
 
 /// A bucket's reservation is stored as the core's [`Reservation`]; [`Tree::Reservations`].

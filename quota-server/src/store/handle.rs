@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{
     Claim, Identity, PolicyWrite, PolicyWriteError, ShardWrite, Store, StoreError, StoredPolicy,
-    WriteError, panic_text,
+    SwitchesRecord, WriteError, panic_text,
 };
 
 /// The bounds of a handle.
@@ -290,6 +290,25 @@ impl StoreHandle {
     ) -> Result<(), PolicyWriteError> {
         self.change_policy(id.clone(), move |store| store.forget_policy(&id, expected))
             .await
+    }
+
+    /// See [`Store::switches`].
+    ///
+    /// # Errors
+    /// As there, and [`StoreError::Stopped`].
+    pub async fn switches(&self) -> Result<SwitchesRecord, StoreError> {
+        self.read(|store| store.switches()).await
+    }
+
+    /// See [`Store::put_switches`].
+    ///
+    /// # Errors
+    /// As there, and [`StoreError::Stopped`].
+    pub async fn put_switches(
+        &self,
+        switches: SwitchesRecord,
+    ) -> Result<PolicyVersion, StoreError> {
+        self.read(move |store| store.put_switches(&switches)).await
     }
 
     async fn read<T: Send + 'static>(

@@ -7,7 +7,7 @@ use quota_core::id::{Epoch, PolicyVersion, ShardId};
 use quota_core::key::{BucketAddress, PolicyId};
 use quota_core::record::{HandOver, Reservation};
 
-use super::format::{ClaimRecord, HandOverMarker, PolicyRecord};
+use super::format::{ClaimRecord, HandOverMarker, PolicyRecord, SwitchesRecord};
 use super::rules::{self, WriteNumbers};
 use super::{
     Claim, Identity, PolicyWrite, PolicyWriteError, SHARDS_MAX, ShardWrite, Store, StoreError,
@@ -25,6 +25,7 @@ struct Contents {
     hand_overs: BTreeMap<ShardId, HandOver>,
     reservations: BTreeMap<ShardId, BTreeMap<BucketAddress, Reservation>>,
     policies: BTreeMap<PolicyId, PolicyRecord>,
+    switches: SwitchesRecord,
     revision: PolicyVersion,
     faults: VecDeque<Fault>,
     writes: u64,
@@ -60,6 +61,7 @@ impl MemoryDisk {
             hand_overs: BTreeMap::new(),
             reservations: BTreeMap::new(),
             policies: BTreeMap::new(),
+            switches: SwitchesRecord::default(),
             revision: PolicyVersion::default(),
             faults: VecDeque::new(),
             writes: 0,
@@ -267,5 +269,16 @@ impl Store for MemoryStore {
         rules::check_revision(id, Some(expected), found)?;
         contents.policies.remove(id);
         Ok(())
+    }
+
+    fn switches(&mut self) -> Result<SwitchesRecord, StoreError> {
+        Ok(self.disk.contents().switches.clone())
+    }
+
+    fn put_switches(&mut self, switches: &SwitchesRecord) -> Result<PolicyVersion, StoreError> {
+        let mut contents = self.disk.contents();
+        contents.revision = rules::revision_after(contents.revision);
+        contents.switches = switches.clone();
+        Ok(contents.revision)
     }
 }

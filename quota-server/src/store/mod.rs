@@ -23,6 +23,7 @@ use quota_core::policy::PolicyHistory;
 use quota_core::record::{HandOver, Reservation, ReservationWrite};
 
 pub use error::{PolicyWriteError, StoreError, WriteError};
+pub use format::{SwitchRecord, SwitchesRecord};
 
 /// Most shards of a cluster. More would cost a claim each at every start and gain nothing.
 pub const SHARDS_MAX: u32 = 4096;
@@ -170,6 +171,19 @@ pub trait Store: Send {
         id: &PolicyId,
         expected: PolicyVersion,
     ) -> Result<(), PolicyWriteError>;
+
+    /// The kill switches that are set; none in a store that never had one.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn switches(&mut self) -> Result<SwitchesRecord, StoreError>;
+
+    /// Puts these kill switches in the place of those there were, at the next revision, which is
+    /// returned. Costs one commit.
+    ///
+    /// # Errors
+    /// [`StoreError`]. Whether the switches are stored is then not known: read them again.
+    fn put_switches(&mut self, switches: &SwitchesRecord) -> Result<PolicyVersion, StoreError>;
 }
 
 /// What a panic said.

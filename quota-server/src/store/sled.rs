@@ -32,7 +32,9 @@ use quota_core::id::{Epoch, PolicyVersion, ShardId};
 use quota_core::key::{BucketAddress, PolicyId};
 use quota_core::record::{HandOver, Reservation};
 
-use super::format::{self, ClaimRecord, HandOverMarker, IdentityRecord, PolicyRecord, Tree};
+use super::format::{
+    self, ClaimRecord, HandOverMarker, IdentityRecord, PolicyRecord, SwitchesRecord, Tree,
+};
 use super::rules::{self, WriteNumbers};
 use super::{
     Claim, Identity, PolicyWrite, PolicyWriteError, SHARDS_MAX, ShardWrite, Store, StoreError,
@@ -562,6 +564,26 @@ impl Store for SledStore {
             id: id.clone(),
             source,
         })
+    }
+
+    fn switches(&mut self) -> Result<SwitchesRecord, StoreError> {
+        self.check_running()?;
+        let found = read(&self.trees.meta, Tree::Meta, format::SWITCHES_KEY, || {
+            "switches".to_owned()
+        })?;
+        Ok(found.unwrap_or_default())
+    }
+
+    fn put_switches(&mut self, switches: &SwitchesRecord) -> Result<PolicyVersion, StoreError> {
+        let revision = rules::revision_after(self.highest_revision()?);
+        let number = format::encode(Tree::Meta, format::REVISION_KEY, &revision);
+        let bytes = format::encode(Tree::Meta, format::SWITCHES_KEY, switches);
+        self.change("writing the kill switches", |trees| {
+            trees.meta.insert(format::REVISION_KEY, number)?;
+            trees.meta.insert(format::SWITCHES_KEY, bytes)?;
+            Ok(())
+        })?;
+        Ok(revision)
     }
 }
 

@@ -181,7 +181,7 @@ async fn what_cannot_be_a_policy_is_refused_with_its_field() {
         .expect_err("no spec");
     assert_eq!(status.code(), Code::InvalidArgument);
     let later = admin
-        .set_kill_switch(wire::SetKillSwitchRequest::default())
+        .credit_bucket(wire::CreditBucketRequest::default())
         .await
         .expect_err("later");
     assert_eq!(later.code(), Code::Unimplemented);

@@ -9,3 +9,4 @@ mod restart;
 mod single;
 mod stream;
 mod support;
+mod switch;

@@ -426,3 +426,71 @@ async fn the_command_line_explains_itself() {
     let wrong = tool("not an address", &["stats"]).failed(2);
     assert!(wrong.contains("--server"), "{wrong}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn switches_are_set_listed_shown_with_their_policies_and_set_back() {
+    let dir = tempdir().expect("a directory");
+    let server = start(dir.path()).await;
+    assert_eq!(
+        ctl(&server, &["switch", "list"]).ok(),
+        "no kill switch is set\n"
+    );
+    let admit = ["switch", "admit", "api", "--reason", "limit too low"];
+    let done = ctl(&server, &admit).ok();
+    assert!(
+        done.starts_with("default/api: admit all, revision "),
+        "{done}"
+    );
+    let refuse = ["switch", "refuse", "--all", "--for", "10m"];
+    let done = ctl(&server, &[&refuse[..], &["-o", "json"]].concat()).json();
+    assert_eq!(
+        (&done["scope"], &done["mode"]),
+        (&json!("everything"), &json!("refuse_all"))
+    );
+
+    let listed = ctl(&server, &["switch", "list"]).ok();
+    let lines: Vec<Vec<&str>> = listed
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(lines[1][..3], ["everything", "refuse", "all"]);
+    assert_ne!(lines[1][3], "-", "it has an end: {listed}");
+    assert_eq!(
+        lines[2],
+        ["default/api", "admit", "all", "-", "limit", "too", "low"]
+    );
+
+    let policies = ctl(&server, &["policy", "list"]).ok();
+    let noted = |name: &str, note: &str| {
+        let line = policies.lines().find(|line| line.contains(name));
+        assert!(line.is_some_and(|line| line.contains(note)), "{policies}");
+    };
+    noted("default/api", "SWITCHED TO ADMIT ALL");
+    noted("default/search", "SWITCHED TO REFUSE ALL");
+    let text = ctl(&server, &["policy", "get", "api"]).ok();
+    assert!(
+        text.contains("# kill switch: admit all; limit too low\n"),
+        "{text}"
+    );
+    let (_path, shown) = file(dir.path(), "api.toml", &text);
+    let same = ctl(&server, &["policy", "apply", "-f", &shown]).ok();
+    assert!(same.contains("unchanged"), "{same}");
+    assert_eq!(
+        ctl(&server, &["stats", "-o", "json"]).json()["kill_switches"],
+        2
+    );
+
+    for scope in ["--all", "api"] {
+        let off = ctl(&server, &["switch", "off", scope]).ok();
+        assert!(off.contains(": off, revision "), "{off}");
+    }
+    let again = ctl(&server, &["switch", "off", "api"]).ok();
+    assert!(again.contains("off already"), "{again}");
+    // A scope has to be named, and only one.
+    ctl(&server, &["switch", "admit"]).failed(2);
+    ctl(&server, &["switch", "admit", "api", "--all"]).failed(2);
+    let short = ["switch", "admit", "api", "--for", "1ms"];
+    let short = ctl(&server, &short).failed(1);
+    assert!(short.contains("expires_after"), "{short}");
+    server.shutdown().await;
+}

@@ -24,6 +24,7 @@ mod matching;
 mod policy;
 mod spec;
 mod stored;
+mod switch;
 
 use alloc::string::String;
 
@@ -50,6 +51,7 @@ pub use spec::{
     Action, CostSpec, Durability, FirstTouch, Kind, LeaseSpec, LimitSpec, OnOutage, OverrideSpec,
     PolicySpec,
 };
+pub use switch::{SWITCH_REASON_BYTES_MAX, SWITCHES_MAX, SwitchMode, SwitchScope, switch_of};
 
 /// Which of a policy's limits a key falls under.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

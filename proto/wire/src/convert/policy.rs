@@ -16,6 +16,7 @@ use quota_core::policy::{
 use super::common::{
     check_count, decode_number, decode_policy_id, decode_term, encode_policy_id, encode_term,
 };
+use super::switch::{Switches, decode_switches, encode_switches};
 use crate::limits::MESSAGE_BYTES_MAX;
 use crate::malformed::Malformed;
 use crate::proto as wire;
@@ -63,6 +64,8 @@ pub struct PolicyUpdate {
     pub policies: Vec<VersionedSpec>,
     /// Policies that were deleted.
     pub deleted: Vec<PolicyId>,
+    /// All kill switches, if they are told anew.
+    pub switches: Option<Switches>,
 }
 
 /// The update, in as many parts as keep each within [`MESSAGE_BYTES_MAX`]; one at least.
@@ -88,6 +91,11 @@ pub fn encode_update(update: &PolicyUpdate) -> Vec<wire::PolicyUpdate> {
         let id = encode_policy_id(id);
         parts.make_room(&mut open, id.encoded_len());
         open.deleted.push(id);
+    }
+    if let Some(switches) = &update.switches {
+        let switches = encode_switches(switches);
+        parts.make_room(&mut open, switches.encoded_len());
+        open.kill_switches = Some(switches);
     }
     open.more = false;
     parts.closed.push(open);
@@ -135,6 +143,7 @@ impl UpdateParts {
                 complete: part.complete,
                 policies: Vec::new(),
                 deleted: Vec::new(),
+                switches: None,
             },
             Some(begun) if (begun.revision, begun.complete) == (part.revision, part.complete) => {
                 begun
@@ -164,6 +173,9 @@ impl UpdateParts {
         update
             .deleted
             .extend(each("deleted", part.deleted, decode_policy_id)?);
+        if let Some(switches) = part.kill_switches {
+            update.switches = Some(decode_switches("kill_switches", switches)?);
+        }
         if more {
             self.begun = Some(update);
             return Ok(None);

@@ -34,6 +34,8 @@ pub fn encode(message: &HolderMessage) -> wire::RequestBatch {
         least: column::encode(requests, |r| Some(encode_least(r.least, r.want))),
         demand: column::encode(requests, |r| Some(r.demand)),
         flags: column::encode(requests, |r| Some(if r.release { FLAG_RELEASE } else { 0 })),
+        // No part of the protocol of leases: see `outcomes`.
+        outcomes: Vec::new(),
     }
 }
 

@@ -1,6 +1,10 @@
 //! Policies and updates.
 
+use quota_core::key::{NAME_BYTES_MAX, PolicyId};
+use quota_core::policy::{SWITCH_REASON_BYTES_MAX, SWITCHES_MAX, SwitchMode, SwitchScope};
+use quota_core::time::Term;
 use quota_wire::convert::policy::{UpdateParts, decode_spec};
+use quota_wire::convert::switch::{Switch, Switches, decode_switches, encode_switches};
 use quota_wire::proto as wire;
 
 use super::{duration, policy_id, refuses};
@@ -174,6 +178,7 @@ fn a_large_update_comes_in_parts_that_each_fit() {
         complete: true,
         policies,
         deleted: Vec::new(),
+        switches: Some(longest_switches()),
     };
     let encoded = encode_update(&update);
     assert!(encoded.len() > 1);
@@ -188,4 +193,47 @@ fn a_large_update_comes_in_parts_that_each_fit() {
         .filter_map(|part| parts.push(part).expect("legal"))
         .collect::<Vec<_>>();
     assert_eq!(whole, [update]);
+}
+
+/// As many switches as there may be, with the longest texts.
+fn longest_switches() -> Switches {
+    let switch = Switch {
+        mode: SwitchMode::RefuseAll,
+        expires_in: Some(Term::from_nanos(u64::MAX)),
+        reason: "r".repeat(SWITCH_REASON_BYTES_MAX),
+    };
+    let scope = |number: usize| {
+        let name = format!("{number:0>width$}", width = NAME_BYTES_MAX);
+        SwitchScope::Policy(PolicyId {
+            namespace: name.clone(),
+            name,
+        })
+    };
+    let scopes = (0..SWITCHES_MAX).map(scope);
+    scopes.map(|scope| (scope, switch.clone())).collect()
+}
+
+#[test]
+fn switches_that_make_no_sense_are_refused_by_field() {
+    let refused = |switches: Vec<wire::KillSwitch>| {
+        let error = decode_switches("kill_switches", wire::KillSwitches { switches });
+        error.expect_err("refused").to_string()
+    };
+    let good = encode_switches(&longest_switches()).switches;
+    let one = good[0].clone();
+    let mut off = one.clone();
+    off.set_mode(wire::KillSwitchMode::Off);
+    assert!(refused(vec![off]).contains("kill_switches.switches[0].mode"));
+    assert!(refused(vec![one.clone(), one.clone()]).contains("switches[1].scope"));
+    let mut talkative = one.clone();
+    talkative.reason.push('r');
+    assert!(refused(vec![talkative]).contains("switches[0].reason"));
+    let mut nowhere = one.clone();
+    nowhere.scope = Some(wire::PolicyId {
+        namespace: String::new(),
+        name: "p".to_owned(),
+    });
+    assert!(refused(vec![nowhere]).contains("switches[0].scope.namespace"));
+    let many = [&good[..], &[wire::KillSwitch { scope: None, ..one }]].concat();
+    assert!(refused(many).contains("257 entries"));
 }

@@ -6,9 +6,11 @@ use proptest::prelude::*;
 use quota_core::id::PolicyVersion;
 use quota_core::policy::{
     Action, Condition, CostSpec, Durability, FirstTouch, Kind, LeaseSpec, LimitSpec, OnOutage,
-    OverrideSpec, Period, PolicySpec, Span,
+    OverrideSpec, Period, PolicySpec, Span, SwitchMode, SwitchScope,
 };
+use quota_core::time::Term;
 use quota_wire::convert::policy::{PolicyUpdate, VersionedSpec};
+use quota_wire::convert::switch::{Switch, Switches};
 
 use super::{name, number, policy_id, term};
 
@@ -134,12 +136,30 @@ pub(crate) fn policy_update() -> impl Strategy<Value = PolicyUpdate> {
         spec,
     });
     let deleted = vec(policy_id(), 0..3);
-    (any::<u64>(), any::<bool>(), vec(policy, 0..4), deleted).prop_map(
-        |(revision, complete, policies, deleted)| PolicyUpdate {
+    let told = (any::<u64>(), any::<bool>());
+    (told, vec(policy, 0..4), deleted, option::of(switches())).prop_map(
+        |((revision, complete), policies, deleted, switches)| PolicyUpdate {
             revision,
             complete,
             policies,
             deleted: if complete { Vec::new() } else { deleted },
+            switches,
         },
     )
+}
+
+fn switches() -> impl Strategy<Value = Switches> {
+    let scope = prop_oneof![
+        Just(SwitchScope::Everything),
+        policy_id().prop_map(|id| SwitchScope::Namespace(id.namespace)),
+        policy_id().prop_map(SwitchScope::Policy),
+    ];
+    let mode = prop_oneof![Just(SwitchMode::AdmitAll), Just(SwitchMode::RefuseAll)];
+    let expires_in = option::of(any::<u64>().prop_map(Term::from_nanos));
+    let switch = (mode, expires_in, "[a-z ]{0,20}").prop_map(|(mode, expires_in, reason)| Switch {
+        mode,
+        expires_in,
+        reason,
+    });
+    btree_map(scope, switch, 0..4)
 }

@@ -24,6 +24,8 @@ Examples:
       shorter grants: more messages, less stranded capacity
   quotactl bucket top --by stranded
       see where tokens are held for nothing
+  quotactl switch admit checkout --for 10m --reason 'limit set too low'
+      let a policy admit everything, for ten minutes
   quotactl --output json stats | jq .granted_tokens";
 
 /// Policies, leases and buckets of a running Quota server.
@@ -75,6 +77,17 @@ pub(crate) enum Command {
     /// See who is connected
     #[command(subcommand)]
     Holder(HolderCommand),
+    /// Switch policies to admit or to refuse everything, at every gateway at once
+    #[command(
+        subcommand,
+        after_help = "\
+A switch decides at the gateways before any bucket is looked at: nothing is charged, leases that are
+out stay counted, and what passes is counted apart. The narrowest switch decides about a policy: its
+own, its namespace's, the one of everything. Policies in shadow mode never refuse, switched or not.
+Switches are stored: they outlive a restart of the server. A gateway that is cut off learns of a
+change when it is back, and ends a switch with an end by itself."
+    )]
+    Switch(SwitchCommand),
     /// Totals of the server since its start
     Stats,
     /// Print a script that completes quotactl's commands in a shell
@@ -232,6 +245,50 @@ pub(crate) enum Order {
     Stranded,
     /// Recent requests of holders of any kind
     Messages,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SwitchCommand {
+    /// Admit everything, charge nothing
+    Admit(Set),
+    /// Refuse everything (503), charge nothing
+    Refuse(Set),
+    /// Let the policies apply again as they are written
+    Off {
+        #[command(flatten)]
+        scope: Scope,
+        /// Why, for the server's log
+        #[arg(long, value_name = "TEXT")]
+        reason: Option<String>,
+    },
+    /// List the switches that are set
+    List,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Set {
+    #[command(flatten)]
+    pub(crate) scope: Scope,
+    /// Go back to off after this, 1s or more
+    #[arg(long = "for", value_name = "SPAN")]
+    pub(crate) within: Option<Span>,
+    /// Why, for the server's log and `switch list`
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct Scope {
+    /// One policy
+    #[arg(value_parser = policy_id)]
+    pub(crate) policy: Option<PolicyId>,
+    /// All policies of a namespace
+    #[arg(long)]
+    pub(crate) namespace: Option<String>,
+    /// All policies
+    #[arg(long)]
+    pub(crate) all: bool,
 }
 
 #[derive(Debug, Subcommand)]

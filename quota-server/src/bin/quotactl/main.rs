@@ -3,7 +3,7 @@
 //! - [`args`]: what can be said on the command line
 //! - [`mod@file`], [`place`]: policy files, and where in them a mistake is
 //! - [`diff`]: what a change changes
-//! - [`policy`], [`lease`], [`bucket`], [`node`]: the commands
+//! - [`policy`], [`lease`], [`bucket`], [`switch`], [`node`]: the commands
 //! - [`output`]: tables and JSON
 //! - [`failure`]: what went wrong, and the exit code for it
 //!
@@ -19,6 +19,7 @@ mod node;
 mod output;
 mod place;
 mod policy;
+mod switch;
 
 use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
@@ -65,6 +66,7 @@ async fn run(arguments: Arguments) -> Result<Output, Failure> {
         Command::Lease(args::LeaseCommand::Tune(tuning)) => lease::tune(tuning, server).await,
         Command::Bucket(command) => bucket::run(command, server).await,
         Command::Holder(args::HolderCommand::List) => node::holders(server).await,
+        Command::Switch(command) => switch::run(command, server).await,
         Command::Stats => node::stats(server).await,
         Command::Completion { shell } => {
             let mut script = Vec::new();

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::connect;
 use super::failure::Failure;
 use super::output::{Output, fields, incarnation, millis, span, table};
+use super::switch::{counts, counts_json, outcomes};
 
 pub(crate) async fn holders(server: &str) -> Result<Output, Failure> {
     let mut admin = connect(server).await?;
@@ -91,7 +92,9 @@ pub(crate) async fn stats(server: &str) -> Result<Output, Failure> {
         ("store_commits", stats.store_commits),
         ("policy_revision", stats.policy_revision),
         ("policies", u64::from(stats.policies)),
+        ("kill_switches", u64::from(stats.kill_switches)),
     ];
+    let decided = outcomes(stats.outcomes)?;
     let mut lines = vec![
         ("node", stats.node.clone()),
         ("server_version", stats.server_version.clone()),
@@ -106,5 +109,18 @@ pub(crate) async fn stats(server: &str) -> Result<Output, Failure> {
     for (name, number) in numbers {
         json[name] = number.into();
     }
-    Ok(Output::new(fields(&lines), json))
+    let by_policy = decided
+        .iter()
+        .map(|(policy, one)| (policy.to_string(), counts_json(*one)));
+    json["gateway_decisions"] = Value::Object(by_policy.collect());
+    let mut text = fields(&lines);
+    if !decided.is_empty() {
+        text.push_str("\nrequests that gateways decided beside the ledger\n");
+        let rows = decided
+            .iter()
+            .map(|(policy, one)| vec![policy.to_string(), counts(*one)]);
+        let rows: Vec<Vec<String>> = rows.collect();
+        text.push_str(&table(&["POLICY", "DECISIONS"], &rows));
+    }
+    Ok(Output::new(text, json))
 }

@@ -16,6 +16,7 @@ use super::diff::{Difference, differences};
 use super::failure::Failure;
 use super::file::PolicyFile;
 use super::output::{Output, table};
+use super::switch::{All, Beside, counts, counts_json};
 use super::{Admin, connect};
 
 pub(crate) async fn run(command: PolicyCommand, server: &str) -> Result<Output, Failure> {
@@ -39,11 +40,15 @@ async fn list(server: &str, namespace: String) -> Result<Output, Failure> {
     for policy in found {
         policies.push(decode_policy("policy", policy)?);
     }
-    let rows: Vec<Vec<String>> = policies.iter().map(row).collect();
+    let beside = All::of(&mut admin).await?;
+    let beside = |policy: &VersionedSpec| beside.of_policy(&policy.spec.id());
+    let rows = policies.iter().map(|policy| row(policy, &beside(policy)));
+    let rows: Vec<Vec<String>> = rows.collect();
     let heading = [
         "POLICY", "VERSION", "LIMIT", "BURST", "KEY", "MATCH", "NOTES",
     ];
-    let json = policies.iter().map(policy_json).collect::<Vec<Value>>();
+    let json = policies.iter().map(|one| policy_json(one, &beside(one)));
+    let json = json.collect::<Vec<Value>>();
     let json = json!({ "revision": revision, "policies": json });
     Ok(Output::new(table(&heading, &rows), json))
 }
@@ -63,7 +68,7 @@ async fn pages(
     }
 }
 
-fn row(policy: &VersionedSpec) -> Vec<String> {
+fn row(policy: &VersionedSpec, beside: &Beside) -> Vec<String> {
     let spec = &policy.spec;
     let conditions = spec.conditions.iter().map(|(dimension, condition)| {
         let condition = serde_json::to_value(condition).unwrap_or_default();
@@ -73,11 +78,17 @@ fn row(policy: &VersionedSpec) -> Vec<String> {
         }
     });
     let mut notes = Vec::new();
+    if let Some(switch) = &beside.switch {
+        notes.push(format!("SWITCHED TO {}", switch.mode).to_uppercase());
+    }
     if spec.disabled {
         notes.push("disabled".to_owned());
     }
     if spec.shadow {
-        notes.push("shadow".to_owned());
+        notes.push(match spec.shadow_percent {
+            Some(percent) => format!("shadow {percent}%"),
+            None => "shadow".to_owned(),
+        });
     }
     if spec.durability != Durability::Auto {
         let durability = serde_json::to_value(spec.durability).unwrap_or_default();
@@ -114,8 +125,13 @@ fn limit(limit: &LimitSpec) -> String {
     }
 }
 
-fn policy_json(policy: &VersionedSpec) -> Value {
-    json!({ "version": policy.version.get(), "spec": policy.spec })
+fn policy_json(policy: &VersionedSpec, beside: &Beside) -> Value {
+    json!({
+        "version": policy.version.get(),
+        "spec": policy.spec,
+        "kill_switch": beside.switch.as_ref().map(|switch| switch.mode),
+        "gateway_decisions": counts_json(beside.outcomes),
+    })
 }
 
 async fn get(server: &str, id: &PolicyId) -> Result<Output, Failure> {
@@ -124,8 +140,19 @@ async fn get(server: &str, id: &PolicyId) -> Result<Output, Failure> {
     let policy = policy.ok_or_else(|| Failure::from(status::unknown_policy(Some(id))))?;
     let toml = toml::to_string(&policy.spec)
         .map_err(|error| Failure::refused(format!("policy {id} cannot be written: {error}")))?;
-    let text = format!("# version {}\n{toml}", policy.version);
-    Ok(Output::new(text, policy_json(&policy)))
+    let beside = All::of(&mut admin).await?.of_policy(id);
+    let mut text = format!("# version {}\n", policy.version);
+    // Comments, so that `apply` takes the text as it is.
+    if let Some(switch) = &beside.switch {
+        let reason = switch.reason.replace(char::is_control, " ");
+        text.push_str(&format!("# kill switch: {}; {reason}\n", switch.mode));
+    }
+    if !beside.outcomes.is_zero() {
+        let counts = counts(beside.outcomes);
+        text.push_str(&format!("# gateways decided beside the ledger: {counts}\n"));
+    }
+    text.push_str(&toml);
+    Ok(Output::new(text, policy_json(&policy, &beside)))
 }
 
 /// The policy in force; `None` if there is none.

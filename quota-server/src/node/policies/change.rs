@@ -2,7 +2,7 @@
 
 use quota_core::id::PolicyVersion;
 use quota_core::key::PolicyId;
-use quota_core::policy::{ChangeError, Kind, POLICIES_MAX, PolicyError, PolicySpec};
+use quota_core::policy::{ChangeError, Kind, POLICIES_MAX, PolicyError, PolicySpec, SWITCHES_MAX};
 
 use crate::node::event::Applied;
 
@@ -82,6 +82,9 @@ pub(crate) enum ChangeRefused {
          delete some, or wait until the leases of deleted ones are over"
     )]
     TooMany,
+    /// There are as many kill switches as there may be.
+    #[error("there are {SWITCHES_MAX} kill switches already: set some back, or name a wider scope")]
+    TooManySwitches,
     /// The store did not take it. Nothing has changed.
     #[error("the policy was not stored: {0}")]
     Store(String),
